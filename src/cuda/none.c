@@ -1,0 +1,11 @@
+/*
+ * Stands in for the CUDA kernels in a build without nvcc, so that no other file needs to know.
+ */
+#include "op.h"
+
+static int available(void) { return 0; }
+
+const hti_candidate hti_cuda_candidates[] = {
+    {"cuda:0", "this build has no CUDA kernels (no nvcc was found)", NULL, available},
+    {NULL, NULL, NULL, NULL},
+};

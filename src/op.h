@@ -1,0 +1,105 @@
+/*
+ * The wall: one table of kernels per device, forward and backward side by side, with their contracts.
+ *
+ * Above it (attention, layer, model, train) nobody touches device memory; below it (cpu, cuda) nobody checks
+ * arguments: what arrives here is valid, defaults filled in. Precision is a dtype in the arguments of every
+ * op, so that one build runs the model in float, in bf16 and, on the reference kernels, in double for gradient
+ * checks. Activation gradients are set, parameter gradients are added to.
+ */
+#ifndef HTI_OP_H
+#define HTI_OP_H
+
+#include "core/context.h"
+
+/* One forward or backward call of the attention. Strides are filled in; in a packed call cu_seqlens is not
+ * NULL, batch strides are 0 and rows are counted over all sequences. */
+typedef struct hti_attention_call {
+    const ht_attention_desc *desc;
+    int64_t sequences;
+    int64_t length;            /* of each sequence; packed: of the longest */
+    int64_t rows;              /* of all sequences */
+    const int32_t *cu_seqlens; /* host [sequences + 1], or NULL */
+    ht_tensor q, k, v, out, lse;
+    const void *bias;
+    const uint8_t *key_mask, *query_mask;
+    uint64_t seed;
+    uint32_t offset;
+    void *saved, *scratch;
+    ht_tensor dout, dlse, dq, dk, dv; /* backward only */
+    void *dbias;
+} hti_attention_call;
+
+/* First row (counted over all sequences) and length of sequence b. */
+static inline int64_t hti_call_start(const hti_attention_call *c, int64_t b) {
+    return c->cu_seqlens ? c->cu_seqlens[b] : b * c->length;
+}
+static inline int64_t hti_call_length(const hti_attention_call *c, int64_t b) {
+    return c->cu_seqlens ? c->cu_seqlens[b + 1] - c->cu_seqlens[b] : c->length;
+}
+/* Elements from t.data to row 0 of sequence b. */
+static inline int64_t hti_call_base(const hti_attention_call *c, const ht_tensor *t, int64_t b) {
+    return c->cu_seqlens ? c->cu_seqlens[b] * t->row_stride : b * t->batch_stride;
+}
+
+/* One level of the decode state, device memory. Ring: cluster c lies at row c mod ring; ring = 2*block
+ * (kind full: one level, the ring holds every row). Rows are real = desc.dtype, but on CUDA with bf16 level 0
+ * is bf16 and higher levels float. Level 0 keys are stored turned if the plan has rotary. */
+typedef struct hti_cache_level {
+    void *k;          /* [slots, kv_heads, ring, head_dim] mean of the cluster's keys */
+    void *v;          /* [slots, kv_heads, ring, value_dim] mean of the cluster's values */
+    float *n;         /* [slots, ring] valid rows of the cluster */
+    void *part;       /* query first, level >= 1: [slots, q_heads, value_dim + 2] max, sum, numerator */
+    int64_t *cluster; /* query first, level >= 1: [slots] the cluster that part belongs to, -1: none */
+} hti_cache_level;
+
+/* Appends the rows of sequence b to slot slots[b], which stands at positions[b], and attends with each.
+ * In every slot level l holds what positions[b] rows left there; levels covers the length after the call. */
+typedef struct hti_cache_call {
+    hti_attention_call a;       /* rows to append; saved unused */
+    const int64_t *slots;       /* host [a.sequences] */
+    const int64_t *positions;   /* host [a.sequences] */
+    int levels;                 /* levels present, HTI_MAX_LEVELS at most */
+    int64_t ring;               /* rows of a ring */
+    int64_t slot_count;
+    hti_cache_level level[48];  /* [levels] */
+} hti_cache_call;
+
+typedef struct hti_ops {
+    const char *name;
+
+    /* a back end's state for a context; close takes what open left in ctx->backend */
+    ht_status (*open)(ht_context *ctx, const ht_context_desc *desc);
+    void (*close)(ht_context *ctx);
+    ht_status (*synchronize)(ht_context *ctx);
+
+    /* device memory, 64-byte aligned */
+    ht_status (*alloc)(ht_context *ctx, void **out, size_t bytes);
+    void (*release)(ht_context *ctx, void *block);
+    ht_status (*copy_in)(ht_context *ctx, void *dst, const void *src, size_t bytes);
+    ht_status (*copy_out)(ht_context *ctx, void *dst, const void *src, size_t bytes);
+    ht_status (*copy)(ht_context *ctx, void *dst, const void *src, size_t bytes); /* device to device */
+    ht_status (*fill)(ht_context *ctx, void *dst, int byte, size_t bytes);
+
+    /* attention_check: can this device run the plan? If not, UNSUPPORTED and the sentence.
+     * attention_need: the plan's workspace, all maxima met. */
+    ht_status (*attention_check)(ht_context *ctx, const ht_attention_desc *desc);
+    void (*attention_need)(const ht_context *ctx, const ht_attention_desc *desc, ht_attention_need *need);
+    ht_status (*attention_forward)(ht_context *ctx, const hti_attention_call *call);
+    ht_status (*attention_backward)(ht_context *ctx, const hti_attention_call *call);
+
+    /* cache_scratch: scratch bytes of such a call. */
+    size_t (*cache_scratch)(const ht_context *ctx, const hti_cache_call *call);
+    ht_status (*cache_extend)(ht_context *ctx, const hti_cache_call *call);
+} hti_ops;
+
+/* What each back end offers, best first, ended by a NULL name. */
+typedef struct hti_candidate {
+    const char *name;  /* "cpu:avx2" */
+    const char *about; /* one line; what is missing where it is not available */
+    const hti_ops *ops;
+    int (*available)(void);
+} hti_candidate;
+extern const hti_candidate hti_cpu_candidates[];
+extern const hti_candidate hti_cuda_candidates[]; /* "cuda:0", ...: open takes the number from ctx->device */
+
+#endif
