@@ -92,6 +92,9 @@ typedef struct hti_ops {
     ht_status (*cache_extend)(ht_context *ctx, const hti_cache_call *call);
 } hti_ops;
 
+/* At least `bytes` of device scratch, the context's own; what lay there before is gone. */
+ht_status hti_scratch(ht_context *ctx, void **out, size_t bytes);
+
 /* What each back end offers, best first, ended by a NULL name. */
 typedef struct hti_candidate {
     const char *name;  /* "cpu:avx2" */

@@ -14,7 +14,7 @@ struct ht_context {
     int threads;
     void *backend; /* the back end's own state (CUDA: device number, stream); NULL on the CPU */
     ht_allocator allocator;
-    void *scratch; /* device memory, grown by hti_context_scratch */
+    void *scratch; /* device memory, grown by hti_scratch (op.h) */
     size_t scratch_bytes;
     char error[512];
 };
@@ -22,9 +22,6 @@ struct ht_context {
 /* Host memory through the context's allocator, 64-byte aligned; NULL if there is none. */
 void *hti_host_alloc(ht_context *ctx, size_t bytes);
 void hti_host_free(ht_context *ctx, void *block);
-
-/* At least `bytes` of device scratch, the context's own. */
-ht_status hti_context_scratch(ht_context *ctx, void **out, size_t bytes);
 
 /* *out = a * b, or 0 if that does not fit. All non-negative. */
 int hti_mul(int64_t *out, int64_t a, int64_t b);

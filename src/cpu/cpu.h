@@ -1,0 +1,37 @@
+/*
+ * What the CPU kernels share: the tables, and the memory entries that all of them use.
+ */
+#ifndef HTI_CPU_H
+#define HTI_CPU_H
+
+#include "op.h"
+
+extern const hti_ops hti_cpu_ref_ops;
+
+ht_status hti_cpu_open(ht_context *ctx, const ht_context_desc *desc);
+void hti_cpu_close(ht_context *ctx);
+ht_status hti_cpu_synchronize(ht_context *ctx);
+ht_status hti_cpu_alloc(ht_context *ctx, void **out, size_t bytes);
+void hti_cpu_release(ht_context *ctx, void *block);
+ht_status hti_cpu_copy(ht_context *ctx, void *dst, const void *src, size_t bytes);
+ht_status hti_cpu_fill(ht_context *ctx, void *dst, int byte, size_t bytes);
+
+/* float32 and float64; bf16 belongs to the GPU */
+ht_status hti_cpu_attention_check(ht_context *ctx, const ht_attention_desc *desc);
+
+/* A table's first entries, the same for every instruction set. */
+#define HTI_CPU_COMMON                                                                      \
+    .open = hti_cpu_open, .close = hti_cpu_close, .synchronize = hti_cpu_synchronize,       \
+    .alloc = hti_cpu_alloc, .release = hti_cpu_release, .copy_in = hti_cpu_copy,            \
+    .copy_out = hti_cpu_copy, .copy = hti_cpu_copy, .fill = hti_cpu_fill,                   \
+    .attention_check = hti_cpu_attention_check
+
+/* Reference entries that the fast tables delegate to (any dtype the CPU takes). */
+void hti_ref_attention_need(const ht_context *ctx, const ht_attention_desc *desc,
+                            ht_attention_need *need);
+ht_status hti_ref_attention_forward(ht_context *ctx, const hti_attention_call *call);
+ht_status hti_ref_attention_backward(ht_context *ctx, const hti_attention_call *call);
+size_t hti_ref_cache_scratch(const ht_context *ctx, const hti_cache_call *call);
+ht_status hti_ref_cache_extend(ht_context *ctx, const hti_cache_call *call);
+
+#endif
