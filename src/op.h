@@ -10,6 +10,7 @@
 #define HTI_OP_H
 
 #include "core/context.h"
+#include "core/hier.h"
 
 /* One forward or backward call of the attention. Strides are filled in; in a packed call cu_seqlens is not
  * NULL, batch strides are 0 and rows are counted over all sequences. */
@@ -41,16 +42,23 @@ static inline int64_t hti_call_base(const hti_attention_call *c, const ht_tensor
     return c->cu_seqlens ? c->cu_seqlens[b] * t->row_stride : b * t->batch_stride;
 }
 
-/* One level of the decode state, device memory. Ring: cluster c lies at row c mod ring; ring = 2*block
- * (kind full: one level, the ring holds every row). Rows are real = desc.dtype, but on CUDA with bf16 level 0
- * is bf16 and higher levels float. Level 0 keys are stored turned if the plan has rotary. */
+/* One level of the decode state, device memory. Cluster c lies at row c mod ring; ring = 2*block (kind full: one
+ * level, and the ring holds every row). Level l >= 1 exists once a slot has more than block*2^l rows: before
+ * row block*2^l is appended its block 0 is built from the ring of level l - 1. Level 0 keys are stored turned
+ * if the plan has rotary. Elements have the plan's dtype at level 0; above it bf16 becomes float. */
 typedef struct hti_cache_level {
-    void *k;          /* [slots, kv_heads, ring, head_dim] mean of the cluster's keys */
-    void *v;          /* [slots, kv_heads, ring, value_dim] mean of the cluster's values */
-    float *n;         /* [slots, ring] valid rows of the cluster */
+    void *k;          /* [slots, kv_heads, ring, head_dim] mean of the cluster's valid keys */
+    void *v;          /* [slots, kv_heads, ring, value_dim] mean of its valid values */
+    float *n;         /* [slots, kv_heads, ring] valid rows of the cluster */
     void *part;       /* query first, level >= 1: [slots, q_heads, value_dim + 2] max, sum, numerator */
-    int64_t *cluster; /* query first, level >= 1: [slots] the cluster that part belongs to, -1: none */
+    int64_t *cluster; /* query first, level >= 1: [slots, kv_heads] the cluster part belongs to, -1: none */
 } hti_cache_level;
+
+/* Bytes of an element of k, v and part at a level. */
+static inline size_t hti_cache_element(const ht_attention_desc *desc, int level) {
+    if (desc->dtype == HT_F64) return 8;
+    return desc->dtype == HT_F32 || level > 0 ? 4 : 2;
+}
 
 /* Appends the rows of sequence b to slot slots[b], which stands at positions[b], and attends with each.
  * In every slot level l holds what positions[b] rows left there; levels covers the length after the call. */
@@ -58,10 +66,10 @@ typedef struct hti_cache_call {
     hti_attention_call a;       /* rows to append; saved unused */
     const int64_t *slots;       /* host [a.sequences] */
     const int64_t *positions;   /* host [a.sequences] */
-    int levels;                 /* levels present, HTI_MAX_LEVELS at most */
+    int levels;                 /* levels present */
     int64_t ring;               /* rows of a ring */
     int64_t slot_count;
-    hti_cache_level level[48];  /* [levels] */
+    hti_cache_level level[HTI_MAX_LEVELS];
 } hti_cache_call;
 
 typedef struct hti_ops {

@@ -3,6 +3,7 @@
  */
 #include "cpu/cpu.h"
 
+#include <omp.h>
 #include <string.h>
 
 ht_status hti_cpu_open(ht_context *ctx, const ht_context_desc *desc) {
@@ -43,6 +44,8 @@ ht_status hti_cpu_attention_check(ht_context *ctx, const ht_attention_desc *desc
           desc->dtype == HT_BF16 ? "bf16" : "f16");
     return HT_OK;
 }
+
+int hti_cpu_thread(void) { return omp_get_thread_num(); }
 
 static int always(void) { return 1; }
 

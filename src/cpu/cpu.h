@@ -26,6 +26,19 @@ ht_status hti_cpu_attention_check(ht_context *ctx, const ht_attention_desc *desc
     .copy_out = hti_cpu_copy, .copy = hti_cpu_copy, .fill = hti_cpu_fill,                   \
     .attention_check = hti_cpu_attention_check
 
+/* The number of the calling thread inside a parallel region. */
+int hti_cpu_thread(void);
+
+/* The reference kernels of one precision (ref_f32.c, ref_f64.c). */
+typedef struct hti_ref_kernels {
+    void (*need)(const ht_context *ctx, const ht_attention_desc *desc, ht_attention_need *need);
+    void (*forward)(ht_context *ctx, const hti_attention_call *call);
+    void (*backward)(ht_context *ctx, const hti_attention_call *call);
+    size_t (*cache_thread_bytes)(const ht_attention_desc *desc);
+    void (*cache_extend)(ht_context *ctx, const hti_cache_call *call);
+} hti_ref_kernels;
+extern const hti_ref_kernels hti_ref_f32, hti_ref_f64;
+
 /* Reference entries that the fast tables delegate to (any dtype the CPU takes). */
 void hti_ref_attention_need(const ht_context *ctx, const ht_attention_desc *desc,
                             ht_attention_need *need);

@@ -1,0 +1,207 @@
+/*
+ * A call of the attention: check the arguments against the plan, fill in strides, go through the wall.
+ */
+#include <limits.h>
+
+#include "attention/plan.h"
+
+typedef struct shape {
+    int64_t batch, length, heads, dim; /* packed: batch 1, length = rows of all */
+} shape;
+
+/* The shapes of a call's tensors and of their gradients. */
+typedef struct shapes {
+    shape q, k, v, out, lse;
+} shapes;
+
+static shapes shapes_of(const hti_attention_call *c) {
+    const ht_attention_desc *d = c->desc;
+    int packed = c->cu_seqlens != NULL;
+    shape q = {packed ? 1 : c->sequences, packed ? c->rows : c->length, d->q_heads, d->head_dim};
+    shapes s = {q, q, q, q, q};
+    s.k.heads = s.v.heads = d->kv_heads;
+    s.v.dim = s.out.dim = d->value_dim;
+    s.lse.dim = 1;
+    return s;
+}
+
+/* ---- tensors ---- */
+
+static ht_status check_stride(ht_context *ctx, const char *name, const char *which, int64_t stride) {
+    CHECK(ctx, stride >= 0 && stride <= INT64_MAX / 64, HT_INVALID,
+          "%s: %s stride must not be negative or huge, got %lld", name, which, (long long)stride);
+    return HT_OK;
+}
+
+/* No two elements of an output may share an address. */
+static ht_status check_disjoint(ht_context *ctx, const char *name, const ht_tensor *t,
+                                const shape *s) {
+    int64_t stride[3] = {t->batch_stride, t->row_stride, t->head_stride};
+    int64_t extent[3] = {s->batch, s->length, s->heads}, span = s->dim;
+    for (int done = 0; done < 3; done++) {
+        int next = -1;
+        for (int i = 0; i < 3; i++)
+            if (extent[i] > 0 && (next < 0 || stride[i] < stride[next])) next = i;
+        CHECK(ctx, extent[next] == 1 || stride[next] >= span, HT_INVALID,
+              "%s: strides (batch %lld, row %lld, head %lld) make elements overlap", name,
+              (long long)t->batch_stride, (long long)t->row_stride, (long long)t->head_stride);
+        if (extent[next] > 1) span += (extent[next] - 1) * stride[next];
+        extent[next] = -1;
+    }
+    return HT_OK;
+}
+
+static ht_status check_extent(ht_context *ctx, const char *name, const ht_tensor *t, const shape *s) {
+    int64_t a, b, c;
+    int fits = hti_mul(&a, s->batch, t->batch_stride) && hti_mul(&b, s->length, t->row_stride) &&
+               hti_mul(&c, s->heads, t->head_stride) && a < INT64_MAX / 64 && b < INT64_MAX / 64 &&
+               c < INT64_MAX / 64;
+    CHECK(ctx, fits, HT_INVALID, "%s: strides times sizes overflow (row stride %lld)", name,
+          (long long)t->row_stride);
+    return HT_OK;
+}
+
+/* An absent optional tensor (data NULL) stays absent. */
+static ht_status resolve(ht_tensor *out, ht_context *ctx, const char *name, const ht_tensor *in,
+                         const shape *s, int packed, int is_output) {
+    *out = *in;
+    if (!out->data) return HT_OK;
+    TRY(check_stride(ctx, name, "batch", in->batch_stride));
+    TRY(check_stride(ctx, name, "row", in->row_stride));
+    TRY(check_stride(ctx, name, "head", in->head_stride));
+    if (out->head_stride == 0) out->head_stride = s->dim;
+    if (out->row_stride == 0) out->row_stride = s->heads * s->dim;
+    TRY(check_extent(ctx, name, out, s));
+    if (out->batch_stride == 0) out->batch_stride = s->length * out->row_stride;
+    if (packed) out->batch_stride = 0;
+    TRY(check_extent(ctx, name, out, s));
+    return is_output ? check_disjoint(ctx, name, out, s) : HT_OK;
+}
+
+static ht_status need_data(ht_context *ctx, const char *name, const ht_tensor *t) {
+    CHECK(ctx, t->data, HT_INVALID, "%s.data is NULL", name);
+    return HT_OK;
+}
+
+/* ---- rows ---- */
+
+static ht_status count_packed(hti_attention_call *c, ht_context *ctx, const ht_attention_args *a) {
+    const int32_t *cu = a->cu_seqlens;
+    CHECK(ctx, cu[0] == 0, HT_INVALID, "cu_seqlens[0] must be 0, got %d", (int)cu[0]);
+    c->length = 0;
+    for (int64_t b = 0; b < a->batch; b++) {
+        CHECK(ctx, cu[b + 1] >= cu[b], HT_INVALID, "cu_seqlens must not decrease: [%lld] = %d, [%lld] = %d",
+              (long long)b, (int)cu[b], (long long)b + 1, (int)cu[b + 1]);
+        if (cu[b + 1] - cu[b] > c->length) c->length = cu[b + 1] - cu[b];
+    }
+    c->rows = cu[a->batch];
+    return HT_OK;
+}
+
+static ht_status count_rows(hti_attention_call *c, ht_context *ctx, const ht_attention_args *a) {
+    CHECK(ctx, a->batch >= 1, HT_INVALID, "batch must be at least 1, got %lld", (long long)a->batch);
+    c->sequences = a->batch;
+    c->cu_seqlens = a->cu_seqlens;
+    if (a->cu_seqlens) return count_packed(c, ctx, a);
+    CHECK(ctx, a->length >= 1, HT_INVALID, "length must be at least 1, got %lld", (long long)a->length);
+    CHECK(ctx, hti_mul(&c->rows, a->batch, a->length), HT_INVALID,
+          "batch %lld times length %lld overflows", (long long)a->batch, (long long)a->length);
+    c->length = a->length;
+    return HT_OK;
+}
+
+static ht_status check_bounds(const hti_attention_call *c, ht_context *ctx) {
+    const ht_attention_desc *d = c->desc;
+    CHECK(ctx, c->sequences <= d->max_sequences, HT_INVALID,
+          "batch %lld is more than the plan's max_sequences %lld", (long long)c->sequences,
+          (long long)d->max_sequences);
+    CHECK(ctx, c->rows <= d->max_rows, HT_INVALID, "%lld rows are more than the plan's max_rows %lld",
+          (long long)c->rows, (long long)d->max_rows);
+    CHECK(ctx, c->length <= d->max_length, HT_INVALID,
+          "length %lld is more than the plan's max_length %lld", (long long)c->length,
+          (long long)d->max_length);
+    return HT_OK;
+}
+
+/* ---- calls ---- */
+
+ht_status hti_call_make(hti_attention_call *out, const ht_attention *plan,
+                        const ht_attention_args *args, int bounded) {
+    ht_context *ctx = plan->ctx;
+    const ht_attention_desc *d = &plan->desc;
+    CHECK(ctx, args, HT_INVALID, "args is NULL");
+    CHECK(ctx, args->size >= sizeof *args, HT_INVALID,
+          "ht_attention_args.size is %zu, expected %zu; start from HT_ATTENTION_ARGS_INIT",
+          args->size, sizeof *args);
+    *out = (hti_attention_call){.desc = d};
+    TRY(count_rows(out, ctx, args));
+    if (bounded) TRY(check_bounds(out, ctx));
+    CHECK(ctx, d->has_bias || !args->bias, HT_INVALID, "bias is given, but the plan has has_bias 0");
+    CHECK(ctx, !d->has_bias || args->bias, HT_INVALID, "the plan has has_bias, but bias is NULL");
+
+    if (out->rows > 0) {
+        TRY(need_data(ctx, "q", &args->q));
+        TRY(need_data(ctx, "k", &args->k));
+        TRY(need_data(ctx, "v", &args->v));
+        TRY(need_data(ctx, "out", &args->out));
+    }
+    shapes s = shapes_of(out);
+    int packed = args->cu_seqlens != NULL;
+    TRY(resolve(&out->q, ctx, "q", &args->q, &s.q, packed, 0));
+    TRY(resolve(&out->k, ctx, "k", &args->k, &s.k, packed, 0));
+    TRY(resolve(&out->v, ctx, "v", &args->v, &s.v, packed, 0));
+    TRY(resolve(&out->out, ctx, "out", &args->out, &s.out, packed, 1));
+    TRY(resolve(&out->lse, ctx, "lse", &args->lse, &s.lse, packed, 1));
+    out->bias = args->bias;
+    out->key_mask = args->key_mask;
+    out->query_mask = args->query_mask;
+    out->seed = args->seed;
+    out->offset = args->offset;
+    out->saved = args->saved;
+    out->scratch = args->scratch;
+    return HT_OK;
+}
+
+static ht_status add_grads(hti_attention_call *c, const ht_attention *plan,
+                           const ht_attention_grads *g) {
+    ht_context *ctx = plan->ctx;
+    CHECK(ctx, g, HT_INVALID, "grads is NULL");
+    CHECK(ctx, g->size >= sizeof *g, HT_INVALID,
+          "ht_attention_grads.size is %zu, expected %zu; start from HT_ATTENTION_GRADS_INIT", g->size,
+          sizeof *g);
+    CHECK(ctx, c->saved, HT_INVALID, "saved is NULL: backward needs what forward left there");
+    CHECK(ctx, plan->desc.has_bias || !g->dbias, HT_INVALID, "dbias is given, but the plan has has_bias 0");
+    if (c->rows > 0) {
+        TRY(need_data(ctx, "dout", &g->dout));
+        TRY(need_data(ctx, "dq", &g->dq));
+        TRY(need_data(ctx, "dk", &g->dk));
+        TRY(need_data(ctx, "dv", &g->dv));
+    }
+    shapes s = shapes_of(c);
+    int packed = c->cu_seqlens != NULL;
+    TRY(resolve(&c->dout, ctx, "dout", &g->dout, &s.out, packed, 0));
+    TRY(resolve(&c->dlse, ctx, "dlse", &g->dlse, &s.lse, packed, 0));
+    TRY(resolve(&c->dq, ctx, "dq", &g->dq, &s.q, packed, 1));
+    TRY(resolve(&c->dk, ctx, "dk", &g->dk, &s.k, packed, 1));
+    TRY(resolve(&c->dv, ctx, "dv", &g->dv, &s.v, packed, 1));
+    c->dbias = g->dbias;
+    return HT_OK;
+}
+
+ht_status ht_attention_forward(const ht_attention *plan, const ht_attention_args *args) {
+    hti_attention_call call;
+    TRY(hti_call_make(&call, plan, args, 1));
+    if (call.rows == 0) return HT_OK;
+    if (!call.scratch) TRY(hti_scratch(plan->ctx, &call.scratch, plan->need.scratch_forward));
+    return plan->ctx->ops->attention_forward(plan->ctx, &call);
+}
+
+ht_status ht_attention_backward(const ht_attention *plan, const ht_attention_args *args,
+                                const ht_attention_grads *grads) {
+    hti_attention_call call;
+    TRY(hti_call_make(&call, plan, args, 1));
+    TRY(add_grads(&call, plan, grads));
+    if (call.rows == 0) return HT_OK;
+    if (!call.scratch) TRY(hti_scratch(plan->ctx, &call.scratch, plan->need.scratch_backward));
+    return plan->ctx->ops->attention_backward(plan->ctx, &call);
+}

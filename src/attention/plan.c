@@ -1,0 +1,128 @@
+/*
+ * Plans: the descriptor is checked once, here, and never changes.
+ */
+#include "attention/plan.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#include "core/philox.h"
+
+static ht_status check_enums(ht_context *ctx, const ht_attention_desc *d) {
+    CHECK(ctx, (int)d->kind >= HT_HIERARCHICAL && (int)d->kind <= HT_LOCAL, HT_INVALID,
+          "kind must be 0 (hierarchical), 1 (full) or 2 (local), got %d", (int)d->kind);
+    CHECK(ctx, (int)d->query >= HT_QUERY_MEAN && (int)d->query <= HT_QUERY_FINE, HT_INVALID,
+          "query must be 0 (mean), 1 (first) or 2 (fine), got %d", (int)d->query);
+    CHECK(ctx, (int)d->dtype >= HT_F32 && (int)d->dtype <= HT_F16, HT_INVALID,
+          "dtype must be 0 (f32), 1 (bf16) or 2 (f64), got %d", (int)d->dtype);
+    return HT_OK;
+}
+
+static ht_status check_shape(ht_context *ctx, const ht_attention_desc *d) {
+    CHECK(ctx, d->q_heads >= 1 && d->q_heads <= 65536, HT_INVALID,
+          "q_heads must be 1 to 65536, got %lld", (long long)d->q_heads);
+    CHECK(ctx, d->kv_heads >= 1 && d->q_heads % d->kv_heads == 0, HT_INVALID,
+          "kv_heads must divide q_heads (%lld), got %lld", (long long)d->q_heads,
+          (long long)d->kv_heads);
+    CHECK(ctx, d->head_dim >= 1 && d->head_dim <= 256, HT_INVALID,
+          "head_dim must be 1 to 256, got %lld", (long long)d->head_dim);
+    CHECK(ctx, d->value_dim >= 1 && d->value_dim <= 256, HT_INVALID,
+          "value_dim must be 1 to 256, got %lld", (long long)d->value_dim);
+    CHECK(ctx, d->block >= 2 && d->block <= 1 << 20, HT_INVALID,
+          "block must be 2 to 1048576, got %lld", (long long)d->block);
+    CHECK(ctx, d->block % 2 == 0, HT_INVALID, "block must be even, got %lld", (long long)d->block);
+    return HT_OK;
+}
+
+static ht_status check_maxima(ht_context *ctx, const ht_attention_desc *d) {
+    int64_t bytes;
+    CHECK(ctx, d->max_rows >= 1, HT_INVALID, "max_rows must be at least 1, got %lld",
+          (long long)d->max_rows);
+    CHECK(ctx, d->max_sequences >= 1, HT_INVALID, "max_sequences must be at least 1, got %lld",
+          (long long)d->max_sequences);
+    CHECK(ctx, d->max_length >= 1 && d->max_length <= d->max_rows, HT_INVALID,
+          "max_length must be 1 to max_rows (%lld), got %lld", (long long)d->max_rows,
+          (long long)d->max_length);
+    /* 1 KiB for every element of a row leaves room for all buffers that any kernel lays out */
+    bool fits = hti_mul(&bytes, d->max_rows, d->q_heads) &&
+                hti_mul(&bytes, bytes, d->head_dim + d->value_dim) && hti_mul(&bytes, bytes, 1024) &&
+                hti_mul(&bytes, d->max_sequences, d->q_heads * d->block * 1024);
+    CHECK(ctx, fits, HT_INVALID,
+          "sizes overflow: max_rows %lld, max_sequences %lld, q_heads %lld, head_dim %lld",
+          (long long)d->max_rows, (long long)d->max_sequences, (long long)d->q_heads,
+          (long long)d->head_dim);
+    return HT_OK;
+}
+
+static ht_status check_numbers(ht_context *ctx, const ht_attention_desc *d) {
+    CHECK(ctx, isfinite(d->scale), HT_INVALID, "scale must be finite, got %g", d->scale);
+    CHECK(ctx, isfinite(d->rotary_theta) && d->rotary_theta >= 0, HT_INVALID,
+          "rotary_theta must be positive, or 0 for none, got %g", d->rotary_theta);
+    CHECK(ctx, d->dropout >= 0 && d->dropout < 1, HT_INVALID, "dropout must be in [0, 1), got %g",
+          d->dropout);
+    CHECK(ctx, d->dropout == 0 || d->max_length <= (int64_t)1 << HTI_DROPOUT_CLUSTER_BITS,
+          HT_UNSUPPORTED, "dropout needs max_length at most %lld, got %lld",
+          1LL << HTI_DROPOUT_CLUSTER_BITS, (long long)d->max_length);
+    CHECK(ctx, !(d->causal && d->cross), HT_INVALID,
+          "causal cross-attention has no meaning: causal is %d and cross is %d", d->causal, d->cross);
+    CHECK(ctx, !(d->causal && d->kind == HT_HIERARCHICAL && d->query == HT_QUERY_MEAN), HT_INVALID,
+          "query mean lets later rows steer earlier outputs: with causal use first or fine, got mean");
+    return HT_OK;
+}
+
+static void fill_defaults(ht_attention_desc *d) {
+    if (d->kv_heads == 0) d->kv_heads = d->q_heads;
+    if (d->value_dim == 0) d->value_dim = d->head_dim;
+    if (d->block == 0) d->block = 16;
+    if (d->max_sequences == 0) d->max_sequences = d->max_rows;
+    if (d->max_length == 0) d->max_length = d->max_rows;
+    if (d->scale == 0 && d->head_dim > 0) d->scale = 1 / sqrt((double)d->head_dim);
+}
+
+ht_status ht_attention_create(ht_attention **out, ht_context *ctx, const ht_attention_desc *desc) {
+    CHECK(ctx, out, HT_INVALID, "ht_attention_create: out is NULL");
+    *out = NULL;
+    CHECK(NULL, ctx, HT_INVALID, "ht_attention_create: ctx is NULL");
+    CHECK(ctx, desc, HT_INVALID, "ht_attention_create: desc is NULL");
+    CHECK(ctx, desc->size >= sizeof *desc, HT_INVALID,
+          "ht_attention_desc.size is %zu, expected %zu; start from HT_ATTENTION_DESC_INIT",
+          desc->size, sizeof *desc);
+    ht_attention_desc d = *desc;
+    d.size = sizeof d;
+    fill_defaults(&d);
+    TRY(check_enums(ctx, &d));
+    TRY(check_shape(ctx, &d));
+    TRY(check_maxima(ctx, &d));
+    TRY(check_numbers(ctx, &d));
+    TRY(ctx->ops->attention_check(ctx, &d));
+
+    ht_attention *plan = hti_host_alloc(ctx, sizeof *plan);
+    CHECK(ctx, plan, HT_NOMEM, "out of memory: %zu bytes for a plan", sizeof *plan);
+    *plan = (ht_attention){.ctx = ctx, .desc = d, .need = HT_ATTENTION_NEED_INIT};
+    ctx->ops->attention_need(ctx, &d, &plan->need);
+    *out = plan;
+    return HT_OK;
+}
+
+void ht_attention_destroy(ht_attention *plan) {
+    if (plan) hti_host_free(plan->ctx, plan);
+}
+
+ht_status ht_attention_get_need(const ht_attention *plan, ht_attention_need *out) {
+    CHECK(plan->ctx, out && out->size >= sizeof *out, HT_INVALID,
+          "ht_attention_need.size is too small; start from HT_ATTENTION_NEED_INIT");
+    *out = plan->need;
+    return HT_OK;
+}
+
+ht_status ht_attention_get_desc(const ht_attention *plan, ht_attention_desc *out) {
+    CHECK(plan->ctx, out && out->size >= sizeof *out, HT_INVALID,
+          "ht_attention_desc.size is too small; start from HT_ATTENTION_DESC_INIT");
+    *out = plan->desc;
+    return HT_OK;
+}
+
+int ht_attention_levels(const ht_attention *plan, int64_t length) {
+    if (plan->desc.kind != HT_HIERARCHICAL || length < 1) return 1;
+    return hti_levels(length, plan->desc.block);
+}

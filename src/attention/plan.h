@@ -1,0 +1,20 @@
+/*
+ * The inside of a plan, and the checks that every call goes through.
+ */
+#ifndef HTI_PLAN_H
+#define HTI_PLAN_H
+
+#include "op.h"
+
+struct ht_attention {
+    ht_context *ctx;
+    ht_attention_desc desc; /* checked, defaults filled in */
+    ht_attention_need need;
+};
+
+/* Checks args against the plan and fills in the call: strides, rows, longest length. `bounded`: rows, sequences
+ * and length must keep to the plan's maxima (a cache has none). Scratch and saved are copied as they are. */
+ht_status hti_call_make(hti_attention_call *out, const ht_attention *plan,
+                        const ht_attention_args *args, int bounded);
+
+#endif
