@@ -1,0 +1,28 @@
+/*
+ * The commands, one file each, and what they share: opening a device.
+ */
+#ifndef CLI_COMMANDS_H
+#define CLI_COMMANDS_H
+
+#include "options.h"
+
+#include <htransformer.h>
+
+extern const cli_command cli_info;            /* info.c */
+extern const cli_command cli_attend;          /* attend.c */
+extern const cli_command cli_bench_attention; /* bench_attention.c */
+extern const cli_command cli_bench_decode;    /* bench_decode.c */
+
+/* Names in the order of the enums ht_kind, ht_query and ht_dtype; ended by NULL. */
+extern const char *const cli_kinds[];
+extern const char *const cli_queries[];
+extern const char *const cli_dtypes[];
+
+/* The context of --device and --threads. On failure returns NULL and *code: CLI_USAGE where no such
+ * device exists, CLI_FAILED where this machine does not have it. */
+ht_context *cli_open_device(const char *device, int64_t threads, int *code, cli_error *error);
+
+/* The query mode where --query is not given: mean, but first under causal, where mean would leak. */
+ht_query cli_query(int chosen, int causal);
+
+#endif

@@ -1,0 +1,48 @@
+/*
+ * What every command that computes shares: names of the enums, and the context made from --device.
+ */
+#include "commands.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *const cli_kinds[] = {"hierarchical", "full", "local", NULL};
+const char *const cli_queries[] = {"mean", "first", "fine", NULL};
+const char *const cli_dtypes[] = {"f32", "bf16", "f64", NULL};
+
+_Static_assert(HT_HIERARCHICAL == 0 && HT_FULL == 1 && HT_LOCAL == 2, "order of cli_kinds");
+_Static_assert(HT_QUERY_MEAN == 0 && HT_QUERY_FIRST == 1 && HT_QUERY_FINE == 2, "order of cli_queries");
+_Static_assert(HT_F32 == 0 && HT_BF16 == 1 && HT_F64 == 2, "order of cli_dtypes");
+
+ht_query cli_query(int chosen, int causal) {
+    if (chosen >= 0) return (ht_query)chosen;
+    return causal ? HT_QUERY_FIRST : HT_QUERY_MEAN;
+}
+
+/* Is `device` a name that this build knows? If not, *best is the nearest one. */
+static bool known_device(const char *device, const char **best) {
+    const char *names[64] = {"cpu", NULL};
+    int count = 1;
+    for (int i = 0; i < ht_device_count() && count < 63; i++) {
+        ht_device_info info = HT_DEVICE_INFO_INIT;
+        if (ht_device_get(i, &info) == HT_OK) names[count++] = info.name;
+    }
+    for (int i = 0; i < count; i++)
+        if (strcmp(names[i], device) == 0) return true;
+    *best = cli_nearest(device, names);
+    return false;
+}
+
+ht_context *cli_open_device(const char *device, int64_t threads, int *code, cli_error *error) {
+    ht_context_desc desc = HT_CONTEXT_DESC_INIT;
+    desc.device = device;
+    desc.threads = (int)threads;
+    ht_context *ctx = NULL;
+    if (ht_context_create(&ctx, &desc) == HT_OK) return ctx;
+    const char *best = NULL, *asked = device ? device : getenv("HTRANSFORMER_DEVICE");
+    bool known = !asked || !*asked || known_device(asked, &best);
+    *code = known || !device ? CLI_FAILED : CLI_USAGE;
+    cli_fail(error, "%s%s%s%s", ht_context_error(NULL), best ? "; did you mean " : "", best ? best : "",
+             best ? "?" : "");
+    return NULL;
+}

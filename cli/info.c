@@ -1,0 +1,78 @@
+/*
+ * htransformer info: what this build knows and what this machine has.
+ */
+#include "commands.h"
+#include "json.h"
+#include "sgemm.h"
+
+typedef struct info_values {
+    int json;
+} info_values;
+
+static const cli_option options[] = {
+    {"json", CLI_FLAG, offsetof(info_values, json), .help = "one JSON object instead of text"},
+    {0},
+};
+
+/* ctx NULL: no device could be taken, and error says why */
+static void print_json(const ht_context *ctx, const cli_error *error) {
+    json_writer json = {.out = stdout};
+    json_open(&json, NULL, '{');
+    json_text(&json, "version", ht_version());
+    json_text(&json, "device", ctx ? ht_context_device(ctx) : NULL);
+    if (ctx) json_int(&json, "threads", ht_context_threads(ctx));
+    else json_text(&json, "error", error->text);
+    json_text(&json, "blas", sgemm_blas());
+    json_open(&json, "devices", '[');
+    for (int i = 0; i < ht_device_count(); i++) {
+        ht_device_info device = HT_DEVICE_INFO_INIT;
+        if (ht_device_get(i, &device) != HT_OK) continue;
+        json_open(&json, NULL, '{');
+        json_text(&json, "name", device.name);
+        json_bool(&json, "available", device.available);
+        json_bool(&json, "chosen", device.chosen);
+        json_text(&json, "about", device.about);
+        json_close(&json, '}');
+    }
+    json_close(&json, ']');
+    json_close(&json, '}');
+    putchar('\n');
+}
+
+static void print_text(const ht_context *ctx) {
+    const char *bold = cli_bold(stdout), *plain = cli_plain(stdout), *blas = sgemm_blas();
+    printf("%sversion%s  %s\n", bold, plain, ht_version());
+    if (ctx)
+        printf("%sdevice%s   %s, %d thread%s\n", bold, plain, ht_context_device(ctx),
+               ht_context_threads(ctx), ht_context_threads(ctx) == 1 ? "" : "s");
+    printf("%sblas%s     %s\n", bold, plain, blas ? blas : "none (bench has nothing to compare with)");
+    printf("%sdevices%s  (* is what \"cpu\" means here, - is not available)\n", bold, plain);
+    for (int i = 0; i < ht_device_count(); i++) {
+        ht_device_info device = HT_DEVICE_INFO_INIT;
+        if (ht_device_get(i, &device) != HT_OK) continue;
+        const char *mark = device.chosen ? "*" : device.available ? " " : "-";
+        printf("  %s %-12s %s\n", mark, device.name, device.about);
+    }
+}
+
+static int run(const void *values) {
+    const info_values *v = values;
+    cli_error error = {""};
+    int code = CLI_OK;
+    ht_context *ctx = cli_open_device(NULL, 0, &code, &error);
+    if (v->json) print_json(ctx, &error);
+    else print_text(ctx);
+    if (!ctx) cli_say("info", "%s", error.text);
+    ht_context_destroy(ctx);
+    return code;
+}
+
+const cli_command cli_info = {
+    .name = "info",
+    .summary = "what this build knows and what this machine has",
+    .about = "The device is the one that commands take without --device; HTRANSFORMER_DEVICE in the "
+             "environment changes it. The BLAS is the matrix product that bench compares with.\n",
+    .options = options,
+    .values_bytes = sizeof(info_values),
+    .run = run,
+};
