@@ -1,9 +1,9 @@
 /*
  * htransformer attend: attention on NumPy files.
  *
- * Everything that can be wrong is found before the work starts: headers and shapes first, then the device and
- * the plan, then the names of the outputs. Data go through a small window of host memory to the device and
- * back, so the same code serves a CPU and a GPU.
+ * Everything that can be wrong is found before the work starts: headers and shapes first,
+ * then the device and the plan, then the names of the outputs. Data go through a small window
+ * of host memory to the device and back, so the same code serves a CPU and a GPU.
  */
 #include "commands.h"
 #include "npy.h"
@@ -15,7 +15,15 @@
 
 #define WINDOW ((size_t)1 << 20) /* bytes of host memory between file and device */
 
-typedef enum input_name { IN_Q, IN_K, IN_V, IN_BIAS, IN_KEY_MASK, IN_QUERY_MASK, INPUTS } input_name;
+typedef enum input_name {
+    IN_Q,
+    IN_K,
+    IN_V,
+    IN_BIAS,
+    IN_KEY_MASK,
+    IN_QUERY_MASK,
+    INPUTS
+} input_name;
 
 typedef struct attend_values {
     const char *in[INPUTS];
@@ -28,14 +36,16 @@ typedef struct attend_values {
 
 #define AT(field) offsetof(attend_values, field)
 static const cli_option options[] = {
-    {"q", CLI_READ, AT(in[IN_Q]), "FILE", .required = 1, .help = "queries [batch, length, heads, dim]"},
+    {"q", CLI_READ, AT(in[IN_Q]), "FILE", .required = 1,
+     .help = "queries [batch, length, heads, dim]"},
     {"k", CLI_READ, AT(in[IN_K]), "FILE", .required = 1,
      .help = "keys [batch, length, key heads, dim]; key heads divide heads"},
     {"v", CLI_READ, AT(in[IN_V]), "FILE", .required = 1,
      .help = "values [batch, length, key heads, value dim]"},
     {"out", CLI_WRITE, AT(out), "FILE", .required = 1,
      .help = "the result [batch, length, heads, value dim]"},
-    {"lse", CLI_WRITE, AT(lse), "FILE", .help = "also write the log-sum-exp [batch, length, heads]"},
+    {"lse", CLI_WRITE, AT(lse), "FILE",
+     .help = "also write the log-sum-exp [batch, length, heads]"},
     {"kind", CLI_CHOICE, AT(kind), .choices = cli_kinds, .fallback = "hierarchical",
      .help = "full is exact and quadratic; local is own block and neighbours"},
     {"block", CLI_INT, AT(block), "N", .fallback = "16", .min = 2, .max = 1 << 20, .step = 2,
@@ -44,7 +54,8 @@ static const cli_option options[] = {
      .help = "query of a cluster: mean of its rows, its first row, or every row its own "
              "(default mean, with --causal first)"},
     {"causal", CLI_FLAG, AT(causal), .help = "row i sees rows up to i; not with --query mean"},
-    {"bias", CLI_READ, AT(in[IN_BIAS]), "FILE", .help = "relative position bias [4*block - 1, heads]"},
+    {"bias", CLI_READ, AT(in[IN_BIAS]), "FILE",
+     .help = "relative position bias [4*block - 1, heads]"},
     {"rotary0", CLI_REAL, AT(rotary0), "THETA", .max = INT64_MAX,
      .help = "rotary positions of this base at the exact level, e.g. 10000; 0 is none"},
     {"scale", CLI_REAL, AT(scale), "S", .help = "factor of the scores; 0 is 1/sqrt(dim)"},
@@ -52,7 +63,8 @@ static const cli_option options[] = {
      .help = "[batch, length] uint8 or bool: keys that are not 0 take part"},
     {"query-mask", CLI_READ, AT(in[IN_QUERY_MASK]), "FILE",
      .help = "[batch, length] uint8 or bool: other rows give 0"},
-    {"device", CLI_TEXT, AT(device), "NAME", .help = "as 'htransformer info' lists them, e.g. cpu, cuda:0"},
+    {"device", CLI_TEXT, AT(device), "NAME",
+     .help = "as 'htransformer info' lists them, e.g. cpu, cuda:0"},
     {"threads", CLI_INT, AT(threads), "N", .fallback = "0", .max = 4096,
      .help = "CPU threads; 0 is one per core"},
     {0},
@@ -77,7 +89,8 @@ static bool lib(job *j, ht_status status) {
     return status == HT_OK || cli_fail(&j->error, "%s", ht_context_error(j->ctx));
 }
 
-/* ---- inputs -------------------------------------------------------------------------------- */
+/* ---- inputs
+ * -------------------------------------------------------------------------------- */
 
 static bool open_inputs(job *j) {
     for (int i = 0; i < INPUTS; i++)
@@ -86,7 +99,8 @@ static bool open_inputs(job *j) {
 }
 
 /* Is input i of this shape? A wanted size of 0 stands for any that is at least 1. */
-static bool check_shape(job *j, input_name i, int dims, const int64_t *wanted, const char *meaning) {
+static bool check_shape(job *j, input_name i, int dims, const int64_t *wanted,
+                        const char *meaning) {
     const npy_header *h = &j->in[i].header;
     bool fits = h->dims == dims;
     for (int d = 0; d < dims && fits; d++)
@@ -98,8 +112,8 @@ static bool check_shape(job *j, input_name i, int dims, const int64_t *wanted, c
     for (char *p = want; (p = strstr(p, " 0")) != NULL; p++)
         if (p[2] == ',' || p[2] == ']') p[1] = '*';
     if (strncmp(want, "[0", 2) == 0) want[1] = '*';
-    return cli_fail(&j->error, "%s has shape %s; %s must be %s, where * is 1 or more", j->in[i].name, have,
-                    meaning, want);
+    return cli_fail(&j->error, "%s has shape %s; %s must be %s, where * is 1 or more",
+                    j->in[i].name, have, meaning, want);
 }
 
 static bool check_shapes(job *j) {
@@ -110,11 +124,14 @@ static bool check_shapes(job *j) {
     if (!check_shape(j, IN_K, 4, k_wanted, "--k [batch, length, key heads, dim]")) return false;
     const int64_t v_wanted[4] = {q[0], q[1], k[2], 0};
     const int64_t bias_wanted[2] = {4 * j->values->block - 1, q[2]};
-    if (!check_shape(j, IN_V, 4, v_wanted, "--v [batch, length, key heads, value dim]")) return false;
-    if (j->in[IN_BIAS].file && !check_shape(j, IN_BIAS, 2, bias_wanted, "--bias [4*block - 1, heads]"))
+    if (!check_shape(j, IN_V, 4, v_wanted, "--v [batch, length, key heads, value dim]"))
+        return false;
+    if (j->in[IN_BIAS].file &&
+        !check_shape(j, IN_BIAS, 2, bias_wanted, "--bias [4*block - 1, heads]"))
         return false;
     for (input_name i = IN_KEY_MASK; i <= IN_QUERY_MASK; i++)
-        if (j->in[i].file && !check_shape(j, i, 2, mask_wanted, "a mask [batch, length]")) return false;
+        if (j->in[i].file && !check_shape(j, i, 2, mask_wanted, "a mask [batch, length]"))
+            return false;
     j->batch = q[0], j->length = q[1], j->heads = q[2];
     j->value_dim = j->in[IN_V].header.shape[3];
     return true;
@@ -139,7 +156,8 @@ static bool check_types(job *j) {
     return true;
 }
 
-/* ---- device -------------------------------------------------------------------------------- */
+/* ---- device
+ * -------------------------------------------------------------------------------- */
 
 static bool make_plan(job *j) {
     const attend_values *v = j->values;
@@ -171,7 +189,8 @@ static bool load(job *j, input_name i) {
     for (size_t done = 0; r->left > 0;) {
         size_t n = r->left < WINDOW ? (size_t)r->left : WINDOW;
         if (!npy_read(r, j->window, n, &j->error)) return false;
-        if (!lib(j, ht_memory_copy_in(j->ctx, (char *)j->device_in[i] + done, j->window, n))) return false;
+        if (!lib(j, ht_memory_copy_in(j->ctx, (char *)j->device_in[i] + done, j->window, n)))
+            return false;
         done += n;
     }
     return true;
@@ -183,10 +202,12 @@ static bool store(job *j, save_file *save, const void *device, int dims, const i
     npy_type type = j->in[IN_Q].header.type;
     size_t bytes = npy_type_bytes(type);
     for (int d = 0; d < dims; d++) bytes *= (size_t)shape[d];
-    if (!save_write(save, header, npy_make_header(header, type, dims, shape), &j->error)) return false;
+    if (!save_write(save, header, npy_make_header(header, type, dims, shape), &j->error))
+        return false;
     for (size_t done = 0; done < bytes;) {
         size_t n = bytes - done < WINDOW ? bytes - done : WINDOW;
-        if (!lib(j, ht_memory_copy_out(j->ctx, j->window, (const char *)device + done, n))) return false;
+        if (!lib(j, ht_memory_copy_out(j->ctx, j->window, (const char *)device + done, n)))
+            return false;
         if (!save_write(save, j->window, n, &j->error)) return false;
         done += n;
     }
@@ -199,7 +220,8 @@ static bool compute(job *j) {
     if (__builtin_mul_overflow(cells, (size_t)j->value_dim * real, &out))
         return cli_fail(&j->error, "the result would not fit into memory");
     if (!lib(j, ht_memory_alloc(j->ctx, &j->device_out, out))) return false;
-    if (j->values->lse && !lib(j, ht_memory_alloc(j->ctx, &j->device_lse, cells * real))) return false;
+    if (j->values->lse && !lib(j, ht_memory_alloc(j->ctx, &j->device_lse, cells * real)))
+        return false;
     ht_attention_args args = HT_ATTENTION_ARGS_INIT;
     args.batch = j->batch;
     args.length = j->length;
@@ -214,7 +236,8 @@ static bool compute(job *j) {
     return lib(j, ht_attention_forward(j->plan, &args)) && lib(j, ht_context_synchronize(j->ctx));
 }
 
-/* ---- the command --------------------------------------------------------------------------- */
+/* ---- the command
+ * --------------------------------------------------------------------------- */
 
 static bool open_outputs(job *j) {
     if (!save_open(&j->out, j->values->out, &j->error)) return false;
@@ -274,10 +297,11 @@ static int run(const void *values) {
 const cli_command cli_attend = {
     .name = "attend",
     .summary = "attention on NumPy files",
-    .about = "Files are .npy, C order. All of --q, --k, --v and --bias are float32, or all float64; the "
-             "outputs are of the same type.\n"
-             "An output is written beside its final name and renamed when it is whole.\n"
-             "Example: htransformer attend --q q.npy --k k.npy --v v.npy --out z.npy --causal\n",
+    .about =
+        "Files are .npy, C order. All of --q, --k, --v and --bias are float32, or all float64; the "
+        "outputs are of the same type.\n"
+        "An output is written beside its final name and renamed when it is whole.\n"
+        "Example: htransformer attend --q q.npy --k k.npy --v v.npy --out z.npy --causal\n",
     .options = options,
     .values_bytes = sizeof(attend_values),
     .run = run,

@@ -41,7 +41,8 @@ void bench_settle(const bench_run *run) {
     if (!run->cuda && ht_context_threads(run->ctx) > 1) nanosleep(&pause, NULL);
 }
 
-/* ---- numbers ------------------------------------------------------------------------------- */
+/* ---- numbers
+ * ------------------------------------------------------------------------------- */
 
 size_t bench_real_bytes(ht_dtype dtype) { return dtype == HT_F64 ? 8 : dtype == HT_F32 ? 4 : 2; }
 
@@ -73,13 +74,17 @@ static double from_bits(const void *data, ht_dtype dtype, int64_t i) {
 void bench_random(void *out, ht_dtype dtype, int64_t count, uint64_t *seed) {
     for (int64_t i = 0; i < count; i++) {
         double x = ((double)(next(seed) >> 11) * 0x1p-52 - 1) * BENCH_BOUND;
-        if (dtype == HT_F64) ((double *)out)[i] = x;
-        else if (dtype == HT_F32) ((float *)out)[i] = (float)x;
-        else ((uint16_t *)out)[i] = to_bf16((float)x);
+        if (dtype == HT_F64)
+            ((double *)out)[i] = x;
+        else if (dtype == HT_F32)
+            ((float *)out)[i] = (float)x;
+        else
+            ((uint16_t *)out)[i] = to_bf16((float)x);
     }
 }
 
-/* ---- device -------------------------------------------------------------------------------- */
+/* ---- device
+ * -------------------------------------------------------------------------------- */
 
 bool bench_lib(bench_run *run, ht_status status) {
     return status == HT_OK || cli_fail(&run->error, "%s", ht_context_error(run->ctx));
@@ -109,7 +114,9 @@ void bench_close(bench_run *run) {
 
 bool bench_too_long(const bench_run *run, int64_t length, double work) {
     if (run->values->length.given || run->pace * work < TOO_LONG) return false;
-    cli_say(run->name, "length %" PRId64 " left out: it would take about %.0f s; ask for it with --length %" PRId64,
+    cli_say(run->name,
+            "length %" PRId64
+            " left out: it would take about %.0f s; ask for it with --length %" PRId64,
             length, run->pace * work, length);
     return true;
 }
@@ -121,8 +128,8 @@ bool bench_refill(bench_run *run, void *device, int64_t count) {
     for (int64_t done = 0; ok && done < count; done += WINDOW) {
         int64_t n = count - done < WINDOW ? count - done : WINDOW;
         bench_random(window, run->desc.dtype, n, &run->seed);
-        ok = bench_lib(run, ht_memory_copy_in(run->ctx, (char *)device + (size_t)done * real, window,
-                                              (size_t)n * real));
+        ok = bench_lib(run, ht_memory_copy_in(run->ctx, (char *)device + (size_t)done * real,
+                                              window, (size_t)n * real));
     }
     free(window);
     return ok;
@@ -134,7 +141,8 @@ bool bench_alloc(bench_run *run, void **out, int64_t count, bool fill) {
     return !fill || bench_refill(run, *out, count);
 }
 
-bool bench_check(bench_run *run, const char *what, const void *device, int64_t count, double bound) {
+bool bench_check(bench_run *run, const char *what, const void *device, int64_t count,
+                 double bound) {
     size_t real = bench_real_bytes(run->desc.dtype);
     char *window = malloc((size_t)WINDOW * real);
     bool ok = window || cli_fail(&run->error, "out of memory"), zero = true;
@@ -146,14 +154,16 @@ bool bench_check(bench_run *run, const char *what, const void *device, int64_t c
             double x = from_bits(window, run->desc.dtype, i);
             zero &= x == 0;
             if (!(fabs(x) <= bound))
-                ok = cli_fail(&run->error, "%s came out wrong: number %" PRId64 " is %g", what, done + i, x);
+                ok = cli_fail(&run->error, "%s came out wrong: number %" PRId64 " is %g", what,
+                              done + i, x);
         }
     }
     free(window);
     return ok && (!zero || cli_fail(&run->error, "%s came out wrong: all of it is zero", what));
 }
 
-/* ---- output -------------------------------------------------------------------------------- */
+/* ---- output
+ * -------------------------------------------------------------------------------- */
 
 void bench_json_begin(json_writer *json, const bench_run *run, const char *what, int64_t length) {
     const ht_attention_desc *d = &run->desc;

@@ -18,27 +18,49 @@ typedef struct bench_values {
 
 /* The rows of an option table that every benchmark has. */
 #define BENCH_AT(field) offsetof(bench_values, field)
-#define BENCH_SHAPE                                                                                    \
-    {"batch", CLI_INT, BENCH_AT(batch), "N", .fallback = "1", .min = 1, .max = 1 << 20,                \
-     .help = "sequences"},                                                                             \
-    {"heads", CLI_INT, BENCH_AT(heads), "N", .fallback = "8", .min = 1, .max = 1 << 16,                \
-     .help = "query heads"},                                                                           \
-    {"kv-heads", CLI_INT, BENCH_AT(kv_heads), "N", .fallback = "0", .max = 1 << 16,                    \
-     .help = "key heads, a divisor of heads; 0 is the same number"},                                   \
-    {"head-dim", CLI_INT, BENCH_AT(head_dim), "N", .fallback = "64", .min = 1, .max = 256,             \
-     .help = "numbers in a query, key or value"},                                                      \
-    {"block", CLI_INT, BENCH_AT(block), "N", .fallback = "16", .min = 2, .max = 1 << 20, .step = 2,    \
-     .help = "rows of a block, even"}
-#define BENCH_RUN                                                                                      \
-    {"dtype", CLI_CHOICE, BENCH_AT(dtype), .choices = cli_dtypes, .fallback = "f32",                   \
-     .help = "type of the numbers"},                                                                   \
-    {"device", CLI_TEXT, BENCH_AT(device), "NAME",                                                     \
-     .help = "as 'htransformer info' lists them, e.g. cpu, cuda:0"},                                   \
-    {"threads", CLI_INT, BENCH_AT(threads), "N", .fallback = "0", .max = 4096,                         \
-     .help = "CPU threads; 0 is one per core"},                                                        \
-    {"repeat", CLI_INT, BENCH_AT(repeat), "N", .fallback = "0", .max = BENCH_SAMPLES,                  \
-     .help = "timed repeats; 0 is as many as fit into about 2 s, at least 1"},                         \
-    {"json", CLI_FLAG, BENCH_AT(json), .help = "one JSON object per line instead of a table"}
+#define BENCH_SHAPE                                                                         \
+    {"batch",         CLI_INT,  BENCH_AT(batch), "N",                                       \
+     .fallback = "1", .min = 1, .max = 1 << 20,  .help = "sequences"},                      \
+        {"heads",         CLI_INT,  BENCH_AT(heads), "N",                                   \
+         .fallback = "8", .min = 1, .max = 1 << 16,  .help = "query heads"},                \
+        {"kv-heads",                                                                        \
+         CLI_INT,                                                                           \
+         BENCH_AT(kv_heads),                                                                \
+         "N",                                                                               \
+         .fallback = "0",                                                                   \
+         .max = 1 << 16,                                                                    \
+         .help = "key heads, a divisor of heads; 0 is the same number"},                    \
+        {"head-dim",         CLI_INT,                                                       \
+         BENCH_AT(head_dim), "N",                                                           \
+         .fallback = "64",   .min = 1,                                                      \
+         .max = 256,         .help = "numbers in a query, key or value"},                   \
+    {                                                                                       \
+        "block", CLI_INT, BENCH_AT(block), "N", .fallback = "16", .min = 2, .max = 1 << 20, \
+                                                .step = 2, .help = "rows of a block, even"  \
+    }
+#define BENCH_RUN                                                                               \
+    {"dtype",           CLI_CHOICE,                                                             \
+     BENCH_AT(dtype),   .choices = cli_dtypes,                                                  \
+     .fallback = "f32", .help = "type of the numbers"},                                         \
+        {"device", CLI_TEXT, BENCH_AT(device), "NAME",                                          \
+         .help = "as 'htransformer info' lists them, e.g. cpu, cuda:0"},                        \
+        {"threads",                                                                             \
+         CLI_INT,                                                                               \
+         BENCH_AT(threads),                                                                     \
+         "N",                                                                                   \
+         .fallback = "0",                                                                       \
+         .max = 4096,                                                                           \
+         .help = "CPU threads; 0 is one per core"},                                             \
+        {"repeat",                                                                              \
+         CLI_INT,                                                                               \
+         BENCH_AT(repeat),                                                                      \
+         "N",                                                                                   \
+         .fallback = "0",                                                                       \
+         .max = BENCH_SAMPLES,                                                                  \
+         .help = "timed repeats; 0 is as many as fit into about 2 s, at least 1"},              \
+    {                                                                                           \
+        "json", CLI_FLAG, BENCH_AT(json), .help = "one JSON object per line instead of a table" \
+    }
 
 /* One benchmark on one device. */
 typedef struct bench_run {
@@ -60,16 +82,18 @@ void bench_close(bench_run *run);
 /* Turns a status into the context's sentence. */
 bool bench_lib(bench_run *run, ht_status status);
 
-/* Among the default lengths, those that would take more than a minute are left out, and it says so. */
+/* Among the default lengths, those that would take more than a minute are left out, and it
+ * says so. */
 bool bench_too_long(const bench_run *run, int64_t length, double work);
 
-/* Device memory of `count` numbers; fill: random ones of variance 1, none beyond BENCH_BOUND. */
+/* Device memory of `count` numbers; fill: random ones of variance 1, none beyond BENCH_BOUND.
+ * */
 bool bench_alloc(bench_run *run, void **out, int64_t count, bool fill);
 bool bench_refill(bench_run *run, void *device, int64_t count);
 #define BENCH_BOUND 1.7320508
 
-/* Are all numbers finite, not all zero and none beyond the bound? An attention's outputs are averages of its
- * values, so a benchmark that fails here has measured something else. */
+/* Are all numbers finite, not all zero and none beyond the bound? An attention's outputs are
+ * averages of its values, so a benchmark that fails here has measured something else. */
 bool bench_check(bench_run *run, const char *what, const void *device, int64_t count, double bound);
 
 /* Random numbers on the host, in the dtype's own bits. */

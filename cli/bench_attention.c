@@ -1,8 +1,8 @@
 /*
  * htransformer bench attention: forward and backward, against the machine's matrix product.
  *
- * The matrix product is measured between the repeats, at the same number of threads, so that a machine that
- * slows down slows down both.
+ * The matrix product is measured between the repeats, at the same number of threads, so that
+ * a machine that slows down slows down both.
  */
 #include "bench.h"
 #include "count.h"
@@ -23,7 +23,8 @@ static const cli_option options[] = {
     {"query", CLI_CHOICE, BENCH_AT(query), .choices = cli_queries,
      .help = "query of a cluster (default mean, with --causal first)"},
     {"causal", CLI_FLAG, BENCH_AT(causal), .help = "row i sees rows up to i"},
-    {"keep", CLI_FLAG, BENCH_AT(keep), .help = "forward also keeps what backward needs, as in training"},
+    {"keep", CLI_FLAG, BENCH_AT(keep),
+     .help = "forward also keeps what backward needs, as in training"},
     BENCH_RUN,
     {0},
 };
@@ -42,7 +43,8 @@ typedef struct shape {
     sgemm_bench sgemm;
 } shape;
 
-/* ---- buffers ------------------------------------------------------------------------------- */
+/* ---- buffers
+ * ------------------------------------------------------------------------------- */
 
 static bool make_plan(bench_run *run, shape *s) {
     ht_attention_desc desc = run->desc;
@@ -96,7 +98,8 @@ static void release(bench_run *run, shape *s) {
     sgemm_destroy(&s->sgemm);
 }
 
-/* ---- timing -------------------------------------------------------------------------------- */
+/* ---- timing
+ * -------------------------------------------------------------------------------- */
 
 /* Seconds of one call, as the mean of `calls`. */
 static bool time_calls(bench_run *run, shape *s, bool backward, int calls, double *seconds) {
@@ -131,13 +134,13 @@ static bool measure(bench_run *run, shape *s) {
     int every = (s->repeats + 4) / 5; /* five rounds of the matrix product are enough */
     for (int r = 0; r < s->repeats; r++) {
         if (s->sgemm.a && r % every == 0) {
+            bench_settle(run);
             sgemm_round(&s->sgemm);
             bench_settle(run);
             if (once[0] < 0.1 && !time_calls(run, s, false, calls[0], &ignored)) return false;
         }
         if (!time_calls(run, s, false, calls[0], &s->forward[r])) return false;
         if (!time_calls(run, s, true, calls[1], &s->backward[r])) return false;
-        if (r + 1 < s->repeats) bench_settle(run);
     }
     return true;
 }
@@ -150,7 +153,8 @@ static bool check(bench_run *run, const shape *s) {
            bench_check(run, "backward: dv", s->dv, s->k_count, HUGE_VAL);
 }
 
-/* ---- output -------------------------------------------------------------------------------- */
+/* ---- output
+ * -------------------------------------------------------------------------------- */
 
 /* Bytes that must move at least: every input read once, every output written once. */
 static double least_bytes(const bench_run *run, const shape *s, bool backward) {
@@ -159,8 +163,8 @@ static double least_bytes(const bench_run *run, const shape *s, bool backward) {
     return numbers * (double)bench_real_bytes(run->desc.dtype);
 }
 
-/* The device's own copy speed in bytes per second. The public interface has no copy within a device yet, so
- * there is nothing to measure it with. */
+/* The device's own copy speed in bytes per second. The public interface has no copy within a
+ * device yet, so there is nothing to measure it with. */
 static double copy_speed(const bench_run *run) {
     (void)run;
     return NAN;
@@ -193,18 +197,22 @@ static void print_json(const bench_run *run, const shape *s, const line *l) {
 
 /* "12.3", or "-" where the number is not known */
 static const char *number(char out[24], const char *format, double x) {
-    if (isfinite(x)) snprintf(out, 24, format, x);
-    else snprintf(out, 24, "-");
+    if (isfinite(x))
+        snprintf(out, 24, format, x);
+    else
+        snprintf(out, 24, "-");
     return out;
 }
 
 static void print_row(const bench_run *run, const shape *s, const line *l) {
     char yard[24], ratio[24], saved[16], scratch[16];
     number(yard, run->cuda ? "%.3f" : "%.1f", run->cuda ? l->floor_ms : l->sgemm);
-    if (run->cuda) number(ratio, "%.2f", l->ms / l->floor_ms);
-    else number(ratio, "%.1f%%", 100 * l->gflops / l->sgemm);
-    printf("%-9s %9" PRId64 " %12.3f %6.1f%% %10.2f %10s %8s %11s %11s\n", l->what, s->length, l->ms,
-           100 * l->spread, l->gflops, yard, ratio, bench_bytes_text(saved, l->saved),
+    if (run->cuda)
+        number(ratio, "%.2f", l->ms / l->floor_ms);
+    else
+        number(ratio, "%.1f%%", 100 * l->gflops / l->sgemm);
+    printf("%-9s %9" PRId64 " %12.3f %6.1f%% %10.2f %10s %8s %11s %11s\n", l->what, s->length,
+           l->ms, 100 * l->spread, l->gflops, yard, ratio, bench_bytes_text(saved, l->saved),
            bench_bytes_text(scratch, l->scratch));
 }
 
@@ -212,22 +220,28 @@ static void print_head(const bench_run *run) {
     const ht_attention_desc *d = &run->desc;
     const char *bold = cli_bold(stdout), *plain = cli_plain(stdout);
     printf("%s%s%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head_dim %" PRId64
-           ", block %" PRId64 ", %s\n", cli_kinds[d->kind], d->causal ? " causal" : "",
-           run->values->keep ? ", keeping" : "", cli_queries[d->query], run->values->batch, d->q_heads,
-           d->kv_heads, d->head_dim, d->block, cli_dtypes[d->dtype]);
+           ", block %" PRId64 ", %s\n",
+           cli_kinds[d->kind], d->causal ? " causal" : "", run->values->keep ? ", keeping" : "",
+           cli_queries[d->query], run->values->batch, d->q_heads, d->kv_heads, d->head_dim,
+           d->block, cli_dtypes[d->dtype]);
     printf("on %s, %d threads; ", ht_context_device(run->ctx), ht_context_threads(run->ctx));
-    if (run->cuda) printf("no floor: the device's copy speed cannot be measured from here yet\n");
-    else if (sgemm_blas()) printf("sgemm by %s\n", sgemm_blas());
-    else printf("no sgemm column: this program was built without a BLAS\n");
-    printf("%s%-9s %9s %12s %7s %10s %10s %8s %11s %11s%s\n", bold, "what", "length", "ms", "spread",
-           "GFLOP/s", run->cuda ? "floor ms" : "sgemm", "ratio", "saved", "scratch", plain);
+    if (run->cuda)
+        printf("no floor: the device's copy speed cannot be measured from here yet\n");
+    else if (sgemm_blas())
+        printf("sgemm by %s\n", sgemm_blas());
+    else
+        printf("no sgemm column: this program was built without a BLAS\n");
+    printf("%s%-9s %9s %12s %7s %10s %10s %8s %11s %11s%s\n", bold, "what", "length", "ms",
+           "spread", "GFLOP/s", run->cuda ? "floor ms" : "sgemm", "ratio", "saved", "scratch",
+           plain);
 }
 
 static void report(bench_run *run, const shape *s) {
     for (int backward = 0; backward < 2; backward++) {
         const double *samples = backward ? s->backward : s->forward;
         double seconds = bench_median(samples, s->repeats), low = seconds, high = seconds;
-        for (int r = 0; r < s->repeats; r++) low = fmin(low, samples[r]), high = fmax(high, samples[r]);
+        for (int r = 0; r < s->repeats; r++)
+            low = fmin(low, samples[r]), high = fmax(high, samples[r]);
         line l = {.what = backward ? "backward" : "forward", .ms = 1e3 * seconds};
         l.spread = (high - low) / seconds;
         l.gflops = 1e-9 * s->operations * (backward ? COUNT_BACKWARD : 1) / seconds;
@@ -235,13 +249,16 @@ static void report(bench_run *run, const shape *s) {
         l.floor_ms = run->cuda ? 1e3 * least_bytes(run, s, backward) / copy_speed(run) : NAN;
         l.saved = (double)s->need.saved;
         l.scratch = (double)(backward ? s->need.scratch_backward : s->need.scratch_forward);
-        if (run->values->json) print_json(run, s, &l);
-        else print_row(run, s, &l);
+        if (run->values->json)
+            print_json(run, s, &l);
+        else
+            print_row(run, s, &l);
     }
     fflush(stdout);
 }
 
-/* ---- the command --------------------------------------------------------------------------- */
+/* ---- the command
+ * --------------------------------------------------------------------------- */
 
 static bool bench_length(bench_run *run, int64_t length) {
     shape s = {.length = length};
@@ -262,7 +279,8 @@ static int run_attention(const void *values) {
     const bench_values *v = values;
     bench_run run;
     if (v->causal && v->query == HT_QUERY_MEAN) {
-        cli_say("bench attention", "--query mean does not go with --causal; use --query first or fine");
+        cli_say("bench attention",
+                "--query mean does not go with --causal; use --query first or fine");
         return CLI_USAGE;
     }
     bool ok = bench_open(&run, v, "bench attention");
@@ -277,15 +295,22 @@ const cli_command cli_bench_attention = {
     .name = "bench attention",
     .summary = "time of forward and backward, against the machine's matrix product",
     .about =
-        "ms is the median of the repeats after warm-up, spread (slowest - fastest) / median. GFLOP/s counts "
-        "useful operations: 2*head_dim + 2*value_dim per product of a query (or coarse query) with a key, "
-        "counted from the definition. Hierarchical mean without --causal counts the nominal 4.5*block products per "
+        "ms is the median of the repeats after warm-up, spread (slowest - fastest) / median. "
+        "GFLOP/s counts "
+        "useful operations: 2*head_dim + 2*value_dim per product of a query (or coarse query) with "
+        "a key, "
+        "counted from the definition. Hierarchical mean without --causal counts the nominal "
+        "4.5*block products per "
         "row, full length per row, full --causal half of that; backward counts 2.5 times forward.\n"
-        "sgemm is the best of the BLAS on squares of 512, 1024 and 2048 (median per size), measured between the "
-        "repeats at the same number of threads; ratio is GFLOP/s over it. On a GPU the yardstick is floor ms, "
-        "every input read and every output written once at the speed of a copy. saved and scratch are bytes "
+        "sgemm is the best of the BLAS on squares of 512, 1024 and 2048 (median per size), "
+        "measured between the "
+        "repeats at the same number of threads; ratio is GFLOP/s over it. On a GPU the yardstick "
+        "is floor ms, "
+        "every input read and every output written once at the speed of a copy. saved and scratch "
+        "are bytes "
         "asked of the caller.\n"
-        "Results are checked in the same run: outputs must be averages of the values, gradients finite.\n",
+        "Results are checked in the same run: outputs must be averages of the values, gradients "
+        "finite.\n",
     .options = options,
     .values_bytes = sizeof(bench_values),
     .run = run_attention,

@@ -1,17 +1,18 @@
 /*
- * htransformer bench decode: what one more token costs after a long context, and what the context keeps.
+ * htransformer bench decode: what one more token costs after a long context, and what the
+ * context keeps.
  *
- * The context is filled in chunks of random rows made on the fly, in one slot; the other slots are forks of it.
- * Timed are whole blocks of single tokens, since a token that starts a cluster costs more than one that does
- * not.
+ * The context is filled in chunks of random rows made on the fly, in one slot; the other
+ * slots are forks of it. Timed are whole blocks of single tokens, since a token that starts a
+ * cluster costs more than one that does not.
  */
 #include "bench.h"
 
 #include <inttypes.h>
 #include <math.h>
 
-#define CHUNK 4096   /* rows of one prefill call */
-#define BUDGET 1.0   /* seconds of timed tokens */
+#define CHUNK 4096      /* rows of one prefill call */
+#define BUDGET 1.0      /* seconds of timed tokens */
 #define MOST_BLOCK 1024 /* larger blocks are sampled by their first rows */
 
 static const char *const leak_free[] = {"first", "fine", NULL};
@@ -37,6 +38,8 @@ typedef struct decode {
     double step[BENCH_SAMPLES];   /* seconds per step, mean over a block */
     double worst;                 /* seconds of the slowest step, median over blocks */
     int repeats;
+    int64_t state_rows; /* of a slot after the context */
+    size_t state_bytes;
 } decode;
 
 static bool make_buffers(bench_run *run, decode *d) {
@@ -44,7 +47,8 @@ static bool make_buffers(bench_run *run, decode *d) {
     d->q_row = run->desc.q_heads * run->desc.head_dim;
     d->k_row = run->desc.kv_heads * run->desc.head_dim;
     static const char zeros[CHUNK];
-    return bench_alloc(run, &d->q, rows * d->q_row, true) && bench_alloc(run, &d->k, rows * d->k_row, true) &&
+    return bench_alloc(run, &d->q, rows * d->q_row, true) &&
+           bench_alloc(run, &d->k, rows * d->k_row, true) &&
            bench_alloc(run, &d->v, rows * d->k_row, true) &&
            bench_alloc(run, &d->out, rows * d->q_row, false) &&
            bench_lib(run, ht_memory_alloc(run->ctx, &d->mask, CHUNK)) &&
@@ -70,20 +74,24 @@ static ht_attention_args bind_args(const decode *d, int64_t batch, int64_t lengt
     return args;
 }
 
-/* Slot 0 to the wanted length, then all others from it. Outputs of the context are of no interest: all but
- * the last chunk mask their queries, which a kernel may use to skip them. */
+/* Slot 0 to the wanted length, then all others from it. Outputs of the context are of no
+ * interest: all but the last chunk mask their queries, which a kernel may use to skip them.
+ * */
 static bool prefill(bench_run *run, decode *d) {
     for (int64_t done = 0; done < d->length;) {
         int64_t n = d->length - done < CHUNK ? d->length - done : CHUNK;
         ht_attention_args args = bind_args(d, 1, n);
         if (done + n < d->length) args.query_mask = d->mask;
-        if (!bench_refill(run, d->k, n * d->k_row) || !bench_refill(run, d->v, n * d->k_row)) return false;
+        if (!bench_refill(run, d->k, n * d->k_row) || !bench_refill(run, d->v, n * d->k_row))
+            return false;
         if (!bench_lib(run, ht_cache_extend(d->cache, NULL, &args))) return false;
         done += n;
     }
     for (int64_t slot = 1; slot < run->values->batch; slot++)
         if (!bench_lib(run, ht_cache_fork(d->cache, slot, 0))) return false;
-    return bench_lib(run, ht_context_synchronize(run->ctx));
+    d->state_rows = ht_cache_rows(d->cache, 0);
+    return bench_lib(run, ht_cache_save_bytes(d->cache, 0, &d->state_bytes)) &&
+           bench_lib(run, ht_context_synchronize(run->ctx));
 }
 
 /* One token in every slot; waits for the result, as a program that samples from it must. */
@@ -127,32 +135,33 @@ static bool measure(bench_run *run, decode *d) {
     return true;
 }
 
-/* ---- output -------------------------------------------------------------------------------- */
+/* ---- output
+ * -------------------------------------------------------------------------------- */
 
 static void print_head(const bench_run *run) {
     const ht_attention_desc *d = &run->desc;
     const char *bold = cli_bold(stdout), *plain = cli_plain(stdout);
     printf("%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head_dim %" PRId64
-           ", block %" PRId64 ", %s, on %s, %d threads\n", cli_kinds[d->kind], cli_queries[d->query],
-           run->values->batch, d->q_heads, d->kv_heads, d->head_dim, d->block, cli_dtypes[d->dtype],
-           ht_context_device(run->ctx), ht_context_threads(run->ctx));
-    printf("%s%9s %12s %12s %12s %10s %11s %11s %9s%s\n", bold, "context", "us/token", "us/step", "slowest",
-           "rows", "state", "KV cache", "smaller", plain);
+           ", block %" PRId64 ", %s, on %s, %d threads\n",
+           cli_kinds[d->kind], cli_queries[d->query], run->values->batch, d->q_heads, d->kv_heads,
+           d->head_dim, d->block, cli_dtypes[d->dtype], ht_context_device(run->ctx),
+           ht_context_threads(run->ctx));
+    printf("%s%9s %12s %12s %12s %10s %11s %11s %9s%s\n", bold, "context", "us/token", "us/step",
+           "slowest", "rows", "state", "KV cache", "smaller", plain);
 }
 
-static bool report(bench_run *run, decode *d) {
-    size_t state = 0;
-    if (!bench_lib(run, ht_cache_save_bytes(d->cache, 0, &state))) return false;
+static void report(const bench_run *run, const decode *d) {
     double us = 1e6 * bench_median(d->step, d->repeats), batch = (double)run->values->batch;
-    double kv = 2.0 * (double)d->length * (double)d->k_row * (double)bench_real_bytes(run->desc.dtype);
-    int64_t rows = ht_cache_rows(d->cache, 0);
+    double kv =
+        2.0 * (double)d->length * (double)d->k_row * (double)bench_real_bytes(run->desc.dtype);
     char state_text[16], kv_text[16];
     if (!run->values->json) {
-        printf("%9" PRId64 " %12.2f %12.2f %12.2f %10" PRId64 " %11s %11s %8.1fx\n", d->length, us / batch, us,
-               1e6 * d->worst, rows, bench_bytes_text(state_text, (double)state),
-               bench_bytes_text(kv_text, kv), kv / (double)state);
+        printf("%9" PRId64 " %12.2f %12.2f %12.2f %10" PRId64 " %11s %11s %8.1fx\n", d->length,
+               us / batch, us, 1e6 * d->worst, d->state_rows,
+               bench_bytes_text(state_text, (double)d->state_bytes), bench_bytes_text(kv_text, kv),
+               kv / (double)d->state_bytes);
         fflush(stdout);
-        return true;
+        return;
     }
     json_writer json;
     bench_json_begin(&json, run, "decode", d->length);
@@ -161,18 +170,19 @@ static bool report(bench_run *run, decode *d) {
     json_real(&json, "us_per_token", us / batch);
     json_real(&json, "us_per_step", us);
     json_real(&json, "us_slowest_step", 1e6 * d->worst);
-    json_int(&json, "state_rows", rows);
-    json_int(&json, "state_bytes", (int64_t)state);
+    json_int(&json, "state_rows", d->state_rows);
+    json_int(&json, "state_bytes", (int64_t)d->state_bytes);
     json_int(&json, "kv_bytes", (int64_t)kv);
-    const char *const without[] = {"gflops", "sgemm_gflops", "ratio_to_sgemm", "bytes_saved", "bytes_scratch"};
+    const char *const without[] = {"gflops", "sgemm_gflops", "ratio_to_sgemm", "bytes_saved",
+                                   "bytes_scratch"};
     for (int i = 0; i < 5; i++) json_real(&json, without[i], NAN); /* they have no meaning here */
     json_close(&json, '}');
     putchar('\n');
     fflush(stdout);
-    return true;
 }
 
-/* ---- the command --------------------------------------------------------------------------- */
+/* ---- the command
+ * --------------------------------------------------------------------------- */
 
 /* Work in units that grow as the time does: rows, but for full rows squared. */
 static double work(const bench_run *run, int64_t length) {
@@ -183,11 +193,13 @@ static double work(const bench_run *run, int64_t length) {
 static bool bench_length(bench_run *run, int64_t length) {
     decode d = {.length = length};
     if (bench_too_long(run, length, work(run, length))) return true;
-    double start = bench_seconds(), bound = BENCH_BOUND * (run->desc.dtype == HT_BF16 ? 1.02 : 1.0001);
+    double start = bench_seconds(),
+           bound = BENCH_BOUND * (run->desc.dtype == HT_BF16 ? 1.02 : 1.0001);
     bool ok = make_buffers(run, &d) && make_cache(run, &d) && prefill(run, &d);
     if (ok) run->pace = (bench_seconds() - start) / work(run, length);
-    ok = ok && measure(run, &d) && bench_check(run, "decode", d.out, run->values->batch * d.q_row, bound);
-    ok = ok && report(run, &d);
+    ok = ok && measure(run, &d) &&
+         bench_check(run, "decode", d.out, run->values->batch * d.q_row, bound);
+    if (ok) report(run, &d);
     if (d.cache) ht_cache_destroy(d.cache);
     if (d.plan) ht_attention_destroy(d.plan);
     void *all[] = {d.q, d.k, d.v, d.out, d.mask};
@@ -212,12 +224,15 @@ static int run_decode(const void *values) {
 const cli_command cli_bench_decode = {
     .name = "bench decode",
     .summary = "time of one more token after a long context, and what the context keeps",
-    .about =
-        "Fills a cache with --length random rows, then appends single tokens to all --batch slots at once, one "
-        "block of tokens per repeat, so that every repeat has the same phases. us/step is the median over repeats "
-        "of the mean step, us/token that over the slots, slowest the median of the block's slowest step.\n"
-        "rows is what the state keeps per key head, state its saved size, KV cache what plain attention would "
-        "keep for this context.\n",
+    .about = "Fills a cache with --length random rows, then appends single tokens to all --batch "
+             "slots at once, one "
+             "block of tokens per repeat, so that every repeat has the same phases. us/step is the "
+             "median over repeats "
+             "of the mean step, us/token that over the slots, slowest the median of the block's "
+             "slowest step.\n"
+             "rows is what the state keeps per key head, state its saved size, KV cache what plain "
+             "attention would "
+             "keep for this context.\n",
     .options = options,
     .values_bytes = sizeof(bench_values),
     .run = run_decode,

@@ -18,11 +18,12 @@ extern const char *const cli_kinds[];
 extern const char *const cli_queries[];
 extern const char *const cli_dtypes[];
 
-/* The context of --device and --threads. On failure returns NULL and *code: CLI_USAGE where no such
- * device exists, CLI_FAILED where this machine does not have it. */
+/* The context of --device and --threads. On failure returns NULL and *code: CLI_USAGE where
+ * no such device exists, CLI_FAILED where this machine does not have it. */
 ht_context *cli_open_device(const char *device, int64_t threads, int *code, cli_error *error);
 
-/* The query mode where --query is not given: mean, but first under causal, where mean would leak. */
+/* The query mode where --query is not given: mean, but first under causal, where mean would
+ * leak. */
 ht_query cli_query(int chosen, int causal);
 
 #endif

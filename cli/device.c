@@ -1,5 +1,6 @@
 /*
- * What every command that computes shares: names of the enums, and the context made from --device.
+ * What every command that computes shares: names of the enums, and the context made from
+ * --device.
  */
 #include "commands.h"
 
@@ -11,7 +12,8 @@ const char *const cli_queries[] = {"mean", "first", "fine", NULL};
 const char *const cli_dtypes[] = {"f32", "bf16", "f64", NULL};
 
 _Static_assert(HT_HIERARCHICAL == 0 && HT_FULL == 1 && HT_LOCAL == 2, "order of cli_kinds");
-_Static_assert(HT_QUERY_MEAN == 0 && HT_QUERY_FIRST == 1 && HT_QUERY_FINE == 2, "order of cli_queries");
+_Static_assert(HT_QUERY_MEAN == 0 && HT_QUERY_FIRST == 1 && HT_QUERY_FINE == 2,
+               "order of cli_queries");
 _Static_assert(HT_F32 == 0 && HT_BF16 == 1 && HT_F64 == 2, "order of cli_dtypes");
 
 ht_query cli_query(int chosen, int causal) {
@@ -42,7 +44,7 @@ ht_context *cli_open_device(const char *device, int64_t threads, int *code, cli_
     const char *best = NULL, *asked = device ? device : getenv("HTRANSFORMER_DEVICE");
     bool known = !asked || !*asked || known_device(asked, &best);
     *code = known || !device ? CLI_FAILED : CLI_USAGE;
-    cli_fail(error, "%s%s%s%s", ht_context_error(NULL), best ? "; did you mean " : "", best ? best : "",
-             best ? "?" : "");
+    cli_fail(error, "%s%s%s%s", ht_context_error(NULL), best ? "; did you mean " : "",
+             best ? best : "", best ? "?" : "");
     return NULL;
 }

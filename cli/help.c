@@ -45,10 +45,14 @@ static void help_option(FILE *out, const cli_option *o) {
     char words[128], text[512];
     int n = 2 + option_words(words, sizeof words, o);
     fprintf(out, "  %s%s%s", cli_bold(out), words, cli_plain(out));
-    if (n + 2 > COLUMN) fprintf(out, "\n%*s", COLUMN, "");
-    else fprintf(out, "%*s", COLUMN - n, "");
-    if (o->fallback) snprintf(text, sizeof text, "%s (default %s)", o->help, o->fallback);
-    else snprintf(text, sizeof text, "%s", o->help);
+    if (n + 2 > COLUMN)
+        fprintf(out, "\n%*s", COLUMN, "");
+    else
+        fprintf(out, "%*s", COLUMN - n, "");
+    if (o->fallback)
+        snprintf(text, sizeof text, "%s (default %s)", o->help, o->fallback);
+    else
+        snprintf(text, sizeof text, "%s", o->help);
     cli_wrap(out, text, COLUMN, COLUMN, WIDTH);
 }
 

@@ -20,8 +20,10 @@ static void print_json(const ht_context *ctx, const cli_error *error) {
     json_open(&json, NULL, '{');
     json_text(&json, "version", ht_version());
     json_text(&json, "device", ctx ? ht_context_device(ctx) : NULL);
-    if (ctx) json_int(&json, "threads", ht_context_threads(ctx));
-    else json_text(&json, "error", error->text);
+    if (ctx)
+        json_int(&json, "threads", ht_context_threads(ctx));
+    else
+        json_text(&json, "error", error->text);
     json_text(&json, "blas", sgemm_blas());
     json_open(&json, "devices", '[');
     for (int i = 0; i < ht_device_count(); i++) {
@@ -45,7 +47,8 @@ static void print_text(const ht_context *ctx) {
     if (ctx)
         printf("%sdevice%s   %s, %d thread%s\n", bold, plain, ht_context_device(ctx),
                ht_context_threads(ctx), ht_context_threads(ctx) == 1 ? "" : "s");
-    printf("%sblas%s     %s\n", bold, plain, blas ? blas : "none (bench has nothing to compare with)");
+    printf("%sblas%s     %s\n", bold, plain,
+           blas ? blas : "none (bench has nothing to compare with)");
     printf("%sdevices%s  (* is what \"cpu\" means here, - is not available)\n", bold, plain);
     for (int i = 0; i < ht_device_count(); i++) {
         ht_device_info device = HT_DEVICE_INFO_INIT;
@@ -60,8 +63,10 @@ static int run(const void *values) {
     cli_error error = {""};
     int code = CLI_OK;
     ht_context *ctx = cli_open_device(NULL, 0, &code, &error);
-    if (v->json) print_json(ctx, &error);
-    else print_text(ctx);
+    if (v->json)
+        print_json(ctx, &error);
+    else
+        print_text(ctx);
     if (!ctx) cli_say("info", "%s", error.text);
     ht_context_destroy(ctx);
     return code;
@@ -70,8 +75,9 @@ static int run(const void *values) {
 const cli_command cli_info = {
     .name = "info",
     .summary = "what this build knows and what this machine has",
-    .about = "The device is the one that commands take without --device; HTRANSFORMER_DEVICE in the "
-             "environment changes it. The BLAS is the matrix product that bench compares with.\n",
+    .about =
+        "The device is the one that commands take without --device; HTRANSFORMER_DEVICE in the "
+        "environment changes it. The BLAS is the matrix product that bench compares with.\n",
     .options = options,
     .values_bytes = sizeof(info_values),
     .run = run,

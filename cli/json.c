@@ -10,9 +10,12 @@ static void quoted(FILE *out, const char *text) {
     fputc('"', out);
     for (; *text; text++) {
         unsigned char c = (unsigned char)*text;
-        if (c == '"' || c == '\\') fprintf(out, "\\%c", c);
-        else if (c < 0x20) fprintf(out, "\\u%04x", c);
-        else fputc(c, out);
+        if (c == '"' || c == '\\')
+            fprintf(out, "\\%c", c);
+        else if (c < 0x20)
+            fprintf(out, "\\u%04x", c);
+        else
+            fputc(c, out);
     }
     fputc('"', out);
 }
@@ -38,8 +41,10 @@ void json_close(json_writer *json, char bracket) {
 
 void json_text(json_writer *json, const char *key, const char *text) {
     member(json, key);
-    if (text) quoted(json->out, text);
-    else fputs("null", json->out);
+    if (text)
+        quoted(json->out, text);
+    else
+        fputs("null", json->out);
 }
 
 void json_int(json_writer *json, const char *key, int64_t number) {
@@ -49,8 +54,10 @@ void json_int(json_writer *json, const char *key, int64_t number) {
 
 void json_real(json_writer *json, const char *key, double number) {
     member(json, key);
-    if (isfinite(number)) fprintf(json->out, "%.6g", number);
-    else fputs("null", json->out);
+    if (isfinite(number))
+        fprintf(json->out, "%.6g", number);
+    else
+        fputs("null", json->out);
 }
 
 void json_bool(json_writer *json, const char *key, bool value) {

@@ -1,5 +1,6 @@
 /*
- * One JSON object per line, written as it comes. A number that JSON cannot hold (NaN, infinity) becomes null.
+ * One JSON object per line, written as it comes. A number that JSON cannot hold (NaN,
+ * infinity) becomes null.
  */
 #ifndef CLI_JSON_H
 #define CLI_JSON_H
@@ -14,8 +15,8 @@ typedef struct json_writer {
 } json_writer;
 
 /* key NULL: an element of a list, or the outermost object. */
-void json_open(json_writer *json, const char *key, char bracket); /* '{' or '[' */
-void json_close(json_writer *json, char bracket);                 /* '}' or ']' */
+void json_open(json_writer *json, const char *key, char bracket);     /* '{' or '[' */
+void json_close(json_writer *json, char bracket);                     /* '}' or ']' */
 void json_text(json_writer *json, const char *key, const char *text); /* NULL: null */
 void json_int(json_writer *json, const char *key, int64_t number);
 void json_real(json_writer *json, const char *key, double number);

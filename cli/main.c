@@ -1,6 +1,6 @@
 /*
- * htransformer: finds the command, parses its options by table, runs it, returns 0 (done), 1 (failed) or
- * 2 (wrong usage).
+ * htransformer: finds the command, parses its options by table, runs it, returns 0 (done), 1
+ * (failed) or 2 (wrong usage).
  */
 #include "commands.h"
 
@@ -44,17 +44,21 @@ static int newcomer(void) {
 /* All commands, or those of a group such as "bench". */
 static int help_all(const char *group) {
     const char *bold = cli_bold(stdout), *plain = cli_plain(stdout);
-    if (group) printf("usage: %shtransformer %s%s COMMAND [options]\n\n", bold, group, plain);
-    else printf("%shtransformer%s %s - " ABOUT "\n\nusage: htransformer COMMAND [options]\n\n", bold,
-                plain, ht_version());
+    if (group)
+        printf("usage: %shtransformer %s%s COMMAND [options]\n\n", bold, group, plain);
+    else
+        printf("%shtransformer%s %s - " ABOUT "\n\nusage: htransformer COMMAND [options]\n\n", bold,
+               plain, ht_version());
     for (int i = 0; commands[i]; i++)
         if (!group || starts_with(commands[i], group))
             printf("  %s%-16s%s  %s\n", bold, commands[i]->name, plain, commands[i]->summary);
     if (!group)
         printf("\n  %-16s  options of a command; as --help after it\n"
                "  %-16s  the version\n\n"
-               "HTRANSFORMER_DEVICE names the device where --device does not; NO_COLOR turns off bold.\n"
-               "Exit status: 0 done, 1 failed, 2 wrong usage.\n", "help COMMAND", "--version");
+               "HTRANSFORMER_DEVICE names the device where --device does not; NO_COLOR turns off "
+               "bold.\n"
+               "Exit status: 0 done, 1 failed, 2 wrong usage.\n",
+               "help COMMAND", "--version");
     return CLI_OK;
 }
 
@@ -75,7 +79,8 @@ static int unknown(int argc, char **argv) {
     } else if (count) {
         const char *best = cli_nearest(argv[1], seconds);
         cli_say(argv[0], "there is no '%s', but %s and %s%s%s%s", argv[1], seconds[0],
-                seconds[count - 1], best ? "; did you mean " : "", best ? best : "", best ? "?" : "");
+                seconds[count - 1], best ? "; did you mean " : "", best ? best : "",
+                best ? "?" : "");
     } else {
         const char *best = cli_nearest(argv[0], firsts);
         cli_say(NULL, "there is no command '%s'%s%s%s", argv[0], best ? "; did you mean " : "",

@@ -1,8 +1,9 @@
 /*
  * The .npy format: magic, version, header length, a Python dictionary as text, the data.
  *
- * The dictionary is parsed strictly: the three keys that NumPy writes, each once. Sizes are computed with
- * overflow checks and compared with the size of the file before the caller can allocate anything.
+ * The dictionary is parsed strictly: the three keys that NumPy writes, each once. Sizes are
+ * computed with overflow checks and compared with the size of the file before the caller can
+ * allocate anything.
  */
 #include "npy.h"
 
@@ -40,7 +41,8 @@ const char *npy_shape_text(char *out, size_t bytes, int dims, const int64_t *sha
     return out;
 }
 
-/* ---- the dictionary ----------------------------------------------------------------------- */
+/* ---- the dictionary -----------------------------------------------------------------------
+ * */
 
 typedef struct cursor {
     const char *at, *end;
@@ -65,8 +67,8 @@ static bool bad_header(cursor *c, const char *expected) {
     char here[17] = {0};
     for (int i = 0; i < 16 && c->at + i < c->end; i++)
         here[i] = isprint((unsigned char)c->at[i]) ? c->at[i] : '?';
-    return cli_fail(c->error, "%s: its header is damaged: expected %s, found '%s'", c->name, expected,
-                    here);
+    return cli_fail(c->error, "%s: its header is damaged: expected %s, found '%s'", c->name,
+                    expected, here);
 }
 
 /* A quoted word without escapes, into out. */
@@ -93,15 +95,18 @@ static bool parse_descr(cursor *c, npy_header *h) {
     for (int i = 0; i < TYPES; i++) {
         bool bytes_only = types[i].bytes == 1; /* order does not matter: |u1 and <u1 are the same */
         if (strcmp(descr, types[i].descr) != 0 &&
-            !(bytes_only && strchr("<>|=", descr[0]) && descr[0] && !strcmp(descr + 1, types[i].descr + 1)))
+            !(bytes_only && strchr("<>|=", descr[0]) && descr[0] &&
+              !strcmp(descr + 1, types[i].descr + 1)))
             continue;
         h->type = (npy_type)i;
         return true;
     }
     if (descr[0] == '>')
-        return cli_fail(c->error, "%s is big-endian (dtype '%s'); only little-endian files are read",
-                        c->name, descr);
-    return cli_fail(c->error, "%s has dtype '%s'; only float32 (<f4), float64 (<f8), uint8 and bool are read",
+        return cli_fail(c->error,
+                        "%s is big-endian (dtype '%s'); only little-endian files are read", c->name,
+                        descr);
+    return cli_fail(c->error,
+                    "%s has dtype '%s'; only float32 (<f4), float64 (<f8), uint8 and bool are read",
                     c->name, descr);
 }
 
@@ -110,7 +115,8 @@ static bool parse_order(cursor *c) {
     skip_space(c);
     left = (size_t)(c->end - c->at);
     if (left >= 4 && memcmp(c->at, "True", 4) == 0)
-        return cli_fail(c->error, "%s is in Fortran order; save it with numpy.ascontiguousarray", c->name);
+        return cli_fail(c->error, "%s is in Fortran order; save it with numpy.ascontiguousarray",
+                        c->name);
     if (left < 5 || memcmp(c->at, "False", 5) != 0) return bad_header(c, "True or False");
     c->at += 5;
     return true;
@@ -151,13 +157,17 @@ static bool parse_header(cursor *c, npy_header *h) {
     while (!take(c, '}')) {
         char key[32];
         if (!parse_string(c, key, sizeof key)) return false;
-        int bit = !strcmp(key, "descr") ? 1 : !strcmp(key, "fortran_order") ? 2 : !strcmp(key, "shape") ? 4 : 0;
+        int bit = !strcmp(key, "descr")           ? 1
+                  : !strcmp(key, "fortran_order") ? 2
+                  : !strcmp(key, "shape")         ? 4
+                                                  : 0;
         if (!bit || seen & bit)
             return cli_fail(c->error, "%s: its header is damaged: %s key '%s'", c->name,
                             bit ? "a second" : "unknown", key);
         seen |= bit;
         if (!take(c, ':')) return bad_header(c, "':'");
-        if (bit == 1 ? !parse_descr(c, h) : bit == 2 ? !parse_order(c) : !parse_shape(c, h)) return false;
+        if (bit == 1 ? !parse_descr(c, h) : bit == 2 ? !parse_order(c) : !parse_shape(c, h))
+            return false;
         if (take(c, ',')) continue;
         if (!take(c, '}')) return bad_header(c, "',' or '}'");
         break;
@@ -166,13 +176,17 @@ static bool parse_header(cursor *c, npy_header *h) {
     if (c->at != c->end) return bad_header(c, "its end");
     if (seen != 7)
         return cli_fail(c->error, "%s: its header lacks '%s'", c->name,
-                        !(seen & 1) ? "descr" : !(seen & 2) ? "fortran_order" : "shape");
+                        !(seen & 1)   ? "descr"
+                        : !(seen & 2) ? "fortran_order"
+                                      : "shape");
     return true;
 }
 
-/* ---- sizes -------------------------------------------------------------------------------- */
+/* ---- sizes --------------------------------------------------------------------------------
+ * */
 
-/* elements and bytes from the shape; a dimension of 0 makes all of it empty, whatever the others say. */
+/* elements and bytes from the shape; a dimension of 0 makes all of it empty, whatever the
+ * others say. */
 static bool measure(npy_header *h, uint64_t size, const char *name, cli_error *error) {
     char shape[160];
     uint64_t have = size - h->offset;
@@ -182,12 +196,15 @@ static bool measure(npy_header *h, uint64_t size, const char *name, cli_error *e
     for (int i = 0; i < h->dims && !empty; i++)
         overflow |= __builtin_mul_overflow(h->elements, h->shape[i], &h->elements);
     if (empty) h->elements = 0;
-    overflow |= __builtin_mul_overflow((uint64_t)h->elements, (uint64_t)types[h->type].bytes, &h->bytes);
+    overflow |=
+        __builtin_mul_overflow((uint64_t)h->elements, (uint64_t)types[h->type].bytes, &h->bytes);
     npy_shape_text(shape, sizeof shape, h->dims, h->shape);
     if (overflow)
-        return cli_fail(error, "%s: its header claims shape %s, more than any file can hold", name, shape);
+        return cli_fail(error, "%s: its header claims shape %s, more than any file can hold", name,
+                        shape);
     if (h->bytes > have)
-        return cli_fail(error, "%s is truncated: shape %s of %s needs %" PRIu64 " bytes, it has %" PRIu64,
+        return cli_fail(error,
+                        "%s is truncated: shape %s of %s needs %" PRIu64 " bytes, it has %" PRIu64,
                         name, shape, types[h->type].name, h->bytes, have);
     if (h->bytes < have)
         return cli_fail(error, "%s has %" PRIu64 " bytes of something after its data", name,
@@ -204,22 +221,26 @@ static bool read_preamble(uint32_t *text_bytes, npy_header *h, FILE *file, uint6
         return cli_fail(error, "%s is not a .npy file: it does not begin with \\x93NUMPY", name);
     if (got < 8) return cli_fail(error, "%s is truncated inside its header", name);
     if (b[6] < 1 || b[6] > 3 || b[7] != 0)
-        return cli_fail(error, "%s has .npy version %d.%d; 1.0, 2.0 and 3.0 are read", name, b[6], b[7]);
+        return cli_fail(error, "%s has .npy version %d.%d; 1.0, 2.0 and 3.0 are read", name, b[6],
+                        b[7]);
     size_t length_bytes = b[6] == 1 ? 2 : 4;
     if (fread(b + 8, 1, length_bytes, file) != length_bytes)
         return cli_fail(error, "%s is truncated inside its header", name);
-    *text_bytes = (uint32_t)b[8] | (uint32_t)b[9] << 8 | (uint32_t)b[10] << 16 | (uint32_t)b[11] << 24;
+    *text_bytes =
+        (uint32_t)b[8] | (uint32_t)b[9] << 8 | (uint32_t)b[10] << 16 | (uint32_t)b[11] << 24;
     h->offset = 8 + length_bytes + *text_bytes;
     if (h->offset > size)
-        return cli_fail(error, "%s is truncated: its header claims %" PRIu32 " bytes, the file has %" PRIu64,
-                        name, *text_bytes, size);
+        return cli_fail(
+            error, "%s is truncated: its header claims %" PRIu32 " bytes, the file has %" PRIu64,
+            name, *text_bytes, size);
     if (*text_bytes > HEADER_MOST)
-        return cli_fail(error, "%s has a header of %" PRIu32 " bytes; at most %d are read", name, *text_bytes,
-                        HEADER_MOST);
+        return cli_fail(error, "%s has a header of %" PRIu32 " bytes; at most %d are read", name,
+                        *text_bytes, HEADER_MOST);
     return true;
 }
 
-bool npy_open_stream(npy_reader *out, FILE *file, uint64_t size, const char *name, cli_error *error) {
+bool npy_open_stream(npy_reader *out, FILE *file, uint64_t size, const char *name,
+                     cli_error *error) {
     static char text[HEADER_MOST];
     uint32_t text_bytes = 0;
     *out = (npy_reader){.file = file, .name = name};
@@ -239,8 +260,10 @@ bool npy_open(npy_reader *out, const char *path, cli_error *error) {
     FILE *file = fopen(path, "rb");
     if (!file) return cli_fail(error, "cannot open %s: %s", path, strerror(errno));
     bool ok = fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode);
-    if (!ok) cli_fail(error, "%s is not a regular file", path);
-    else ok = npy_open_stream(out, file, (uint64_t)info.st_size, path, error);
+    if (!ok)
+        cli_fail(error, "%s is not a regular file", path);
+    else
+        ok = npy_open_stream(out, file, (uint64_t)info.st_size, path, error);
     if (ok) return true;
     fclose(file);
     *out = (npy_reader){0};
@@ -261,12 +284,14 @@ void npy_close(npy_reader *reader) {
     reader->file = NULL;
 }
 
-/* ---- writing ------------------------------------------------------------------------------ */
+/* ---- writing ------------------------------------------------------------------------------
+ * */
 
 size_t npy_make_header(char out[NPY_HEADER_MOST], npy_type type, int dims, const int64_t *shape) {
     char *text = out + 10;
     size_t room = NPY_HEADER_MOST - 10;
-    int n = snprintf(text, room, "{'descr': '%s', 'fortran_order': False, 'shape': (", types[type].descr);
+    int n = snprintf(text, room, "{'descr': '%s', 'fortran_order': False, 'shape': (",
+                     types[type].descr);
     for (int i = 0; i < dims; i++)
         n += snprintf(text + n, room - (size_t)n, "%s%" PRId64, i ? ", " : "", shape[i]);
     n += snprintf(text + n, room - (size_t)n, "%s), }", dims == 1 ? "," : "");

@@ -1,8 +1,9 @@
 /*
- * NumPy's .npy files: read in a stream, checked before anything is allocated from what they say.
+ * NumPy's .npy files: read in a stream, checked before anything is allocated from what they
+ * say.
  *
- * Taken are format versions 1 to 3, C order, little-endian float32, float64, and uint8 or bool for masks.
- * All else is refused with one sentence that names the file and the value.
+ * Taken are format versions 1 to 3, C order, little-endian float32, float64, and uint8 or
+ * bool for masks. All else is refused with one sentence that names the file and the value.
  */
 #ifndef CLI_NPY_H
 #define CLI_NPY_H
@@ -37,14 +38,17 @@ size_t npy_type_bytes(npy_type type);
 /* Opens a regular file and reads its header. The data are known to be there, to the byte. */
 bool npy_open(npy_reader *out, const char *path, cli_error *error);
 
-/* The same on a stream that holds `size` bytes and stands at its beginning; the caller closes it. */
-bool npy_open_stream(npy_reader *out, FILE *file, uint64_t size, const char *name, cli_error *error);
+/* The same on a stream that holds `size` bytes and stands at its beginning; the caller closes
+ * it. */
+bool npy_open_stream(npy_reader *out, FILE *file, uint64_t size, const char *name,
+                     cli_error *error);
 
 /* The next `bytes` of the data. */
 bool npy_read(npy_reader *reader, void *out, size_t bytes, cli_error *error);
 void npy_close(npy_reader *reader); /* also of a reader that is all zero */
 
-/* Header of a file of version 1.0, padded so that the data start at a multiple of 64; returns its bytes. */
+/* Header of a file of version 1.0, padded so that the data start at a multiple of 64; returns
+ * its bytes. */
 #define NPY_HEADER_MOST 384
 size_t npy_make_header(char out[NPY_HEADER_MOST], npy_type type, int dims, const int64_t *shape);
 

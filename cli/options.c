@@ -1,6 +1,6 @@
 /*
- * Parsing by table. Every complaint names the option and the value, and where it can, the nearest value
- * that would have been right.
+ * Parsing by table. Every complaint names the option and the value, and where it can, the
+ * nearest value that would have been right.
  */
 #include "options.h"
 
@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Edit distance of two words, each shorter than 64 letters; a longer one is far from everything. */
+/* Edit distance of two words, each shorter than 64 letters; a longer one is far from
+ * everything. */
 static int distance(const char *a, const char *b) {
     size_t n = strlen(a), m = strlen(b);
     int row[64];
@@ -68,10 +69,12 @@ static bool parse_int(int64_t *out, const cli_option *o, const char *text, cli_e
         return cli_fail(error, "--%s takes a whole number, got '%s'", o->name, text);
     int64_t near = nearest_int(o, x);
     if (near != x && o->step > 1 && x % o->step)
-        return cli_fail(error, "--%s must be a multiple of %" PRId64 ", got %s; the nearest is %" PRId64,
+        return cli_fail(error,
+                        "--%s must be a multiple of %" PRId64 ", got %s; the nearest is %" PRId64,
                         o->name, o->step, text, near);
     if (near != x)
-        return cli_fail(error, "--%s must be %" PRId64 " to %" PRId64 ", got %s; the nearest is %" PRId64,
+        return cli_fail(error,
+                        "--%s must be %" PRId64 " to %" PRId64 ", got %s; the nearest is %" PRId64,
                         o->name, o->min, o->max, text, near);
     *out = x;
     return true;
@@ -87,7 +90,8 @@ static bool parse_ints(cli_ints *out, const cli_option *o, const char *text, cli
         memcpy(word, text, n);
         word[n] = '\0';
         if (out->count == most)
-            return cli_fail(error, "--%s takes at most %d numbers, got '%s' too", o->name, most, word);
+            return cli_fail(error, "--%s takes at most %d numbers, got '%s' too", o->name, most,
+                            word);
         if (!parse_int(&out->at[out->count], o, word, error)) return false;
         out->count++;
         text += n + (text[n] == ',');
@@ -140,14 +144,17 @@ static bool parse_value(void *values, const cli_option *o, const char *text, cli
     }
 }
 
-/* Defaults go through the same parser as the user's words; a list takes them only if nothing was given. */
+/* Defaults go through the same parser as the user's words; a list takes them only if nothing
+ * was given. */
 static bool parse_fallbacks(void *values, const cli_option *options, bool lists, cli_error *error) {
     for (const cli_option *o = options; o->name; o++) {
         cli_ints *list = (cli_ints *)((char *)values + o->offset);
         if (o->type == CLI_CHOICE && !lists) *(int *)((char *)values + o->offset) = -1;
         if (!o->fallback || (o->type == CLI_INTS) != lists) continue;
-        if (lists && list->count) list->given = 1;
-        else if (!parse_value(values, o, o->fallback, error)) return false;
+        if (lists && list->count)
+            list->given = 1;
+        else if (!parse_value(values, o, o->fallback, error))
+            return false;
     }
     return true;
 }
@@ -158,7 +165,8 @@ static const cli_option *find_option(const cli_option *options, const char *name
     return NULL;
 }
 
-static bool unknown_option(const cli_option *options, const char *name, size_t n, cli_error *error) {
+static bool unknown_option(const cli_option *options, const char *name, size_t n,
+                           cli_error *error) {
     const char *names[64] = {0};
     int count = 0;
     for (; options->name && count < 62; options++) names[count++] = options->name;
@@ -169,7 +177,8 @@ static bool unknown_option(const cli_option *options, const char *name, size_t n
     return cli_fail(error, "there is no option --%s%s", word, hint);
 }
 
-/* One word that starts with dashes, and the value after it; *i stands on the last word taken. */
+/* One word that starts with dashes, and the value after it; *i stands on the last word taken.
+ * */
 static bool parse_word(void *values, const cli_command *command, int *i, int argc, char **argv,
                        cli_error *error) {
     const char *name = argv[*i] + 2, *equals = strchr(name, '=');

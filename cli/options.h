@@ -1,6 +1,6 @@
 /*
- * Commands and their options as data: one table per command drives parsing, help and whatever else wants to
- * know them (completion, a manual page).
+ * Commands and their options as data: one table per command drives parsing, help and whatever
+ * else wants to know them (completion, a manual page).
  */
 #ifndef CLI_OPTIONS_H
 #define CLI_OPTIONS_H
@@ -58,7 +58,8 @@ void cli_help(FILE *out, const cli_command *command);
 /* The word of the list (ended by NULL) that is nearest to `word`, or NULL if none is near. */
 const char *cli_nearest(const char *word, const char *const *list);
 
-/* One paragraph to `out`: words broken before `width` columns, every line after the first indented. */
+/* One paragraph to `out`: words broken before `width` columns, every line after the first
+ * indented. */
 void cli_wrap(FILE *out, const char *text, int column, int indent, int width);
 
 #endif

@@ -21,7 +21,8 @@ static void on_signal(int number) {
     raise(number);
 }
 
-/* Signals that end the program take the temporaries along; a file size limit becomes an error of write. */
+/* Signals that end the program take the temporaries along; a file size limit becomes an error
+ * of write. */
 static void watch_signals(void) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     static bool watched;
@@ -40,7 +41,8 @@ static bool write_failed(const save_file *save, cli_error *error) {
     return cli_fail(error, "cannot write %s: %s", save->path, strerror(errno));
 }
 
-/* The file behind links, so that a link stays one; a device or directory must not be replaced. */
+/* The file behind links, so that a link stays one; a device or directory must not be
+ * replaced. */
 static bool final_name(char **out, const char *path, cli_error *error) {
     struct stat info;
     bool exists = stat(path, &info) == 0;
@@ -50,8 +52,8 @@ static bool final_name(char **out, const char *path, cli_error *error) {
     return *out || cli_fail(error, "cannot write %s: %s", path, strerror(errno));
 }
 
-/* mkstemp makes files that only the owner reads; give them the mode that a plain open would have given,
- * or that of the file which they replace. */
+/* mkstemp makes files that only the owner reads; give them the mode that a plain open would
+ * have given, or that of the file which they replace. */
 static void usual_mode(int fd, const char *path) {
     struct stat old;
     mode_t mask = umask(0);
@@ -68,7 +70,8 @@ bool save_open(save_file *out, const char *path, cli_error *error) {
     out->temporary = malloc(bytes);
     for (int i = 0; i < SLOTS && out->slot < 0; i++)
         if (!pending[i]) out->slot = i;
-    if (!out->temporary || out->slot < 0) return cli_fail(error, "cannot write %s: out of memory", path);
+    if (!out->temporary || out->slot < 0)
+        return cli_fail(error, "cannot write %s: out of memory", path);
     snprintf(out->temporary, bytes, "%s.XXXXXX", out->path);
     int fd = mkstemp(out->temporary);
     if (fd < 0) {

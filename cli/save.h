@@ -1,6 +1,7 @@
 /*
- * Files that are either whole or not there: written under a temporary name beside the final one, flushed to
- * the disk, then renamed. A failure or a signal on the way removes the temporary.
+ * Files that are either whole or not there: written under a temporary name beside the final
+ * one, flushed to the disk, then renamed. A failure or a signal on the way removes the
+ * temporary.
  */
 #ifndef CLI_SAVE_H
 #define CLI_SAVE_H

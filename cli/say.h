@@ -1,6 +1,6 @@
 /*
- * How the command line speaks: one error type that carries a sentence, and the only places that print to
- * the terminal in colour.
+ * How the command line speaks: one error type that carries a sentence, and the only places
+ * that print to the terminal in colour.
  */
 #ifndef CLI_SAY_H
 #define CLI_SAY_H
@@ -29,7 +29,8 @@ bool cli_fail(cli_error *error, const char *format, ...) CLI_PRINTF(2, 3);
 /* Prints "htransformer attend: sentence" to stderr; command NULL: "htransformer: sentence". */
 void cli_say(const char *command, const char *format, ...) CLI_PRINTF(2, 3);
 
-/* Escape codes for bold text on this stream, or "" where the stream is no terminal or NO_COLOR is set. */
+/* Escape codes for bold text on this stream, or "" where the stream is no terminal or
+ * NO_COLOR is set. */
 const char *cli_bold(FILE *stream);
 const char *cli_plain(FILE *stream);
 

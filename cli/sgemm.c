@@ -12,7 +12,8 @@
 #ifdef CLI_CBLAS
 #include <cblas.h>
 
-/* OpenBLAS keeps its own threads (Debian's builds use pthreads); other libraries do not have these. */
+/* OpenBLAS keeps its own threads (Debian's builds use pthreads); other libraries do not have
+ * these. */
 extern void openblas_set_num_threads(int threads) __attribute__((weak));
 extern char *openblas_get_config(void) __attribute__((weak));
 
@@ -23,7 +24,8 @@ static void set_threads(int threads) {
 }
 
 static void multiply(const sgemm_bench *s, int n) {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1.0f, s->a, n, s->b, n, 0.0f, s->c, n);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1.0f, s->a, n, s->b, n, 0.0f,
+                s->c, n);
 }
 #else
 const char *sgemm_blas(void) { return NULL; }
@@ -71,7 +73,8 @@ static double measure(const sgemm_bench *s, int n) {
 
 void sgemm_round(sgemm_bench *bench) {
     if (!bench->a || bench->rounds == SGEMM_ROUNDS) return;
-    for (int i = 0; i < SGEMM_SIZES; i++) bench->gflops[i][bench->rounds] = measure(bench, sizes[i]);
+    for (int i = 0; i < SGEMM_SIZES; i++)
+        bench->gflops[i][bench->rounds] = measure(bench, sizes[i]);
     bench->rounds++;
 }
 

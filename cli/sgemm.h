@@ -1,6 +1,6 @@
 /*
- * The yardstick of the CPU benchmark: the fastest single-precision matrix product of the BLAS that the
- * program was built with, at the same number of threads.
+ * The yardstick of the CPU benchmark: the fastest single-precision matrix product of the BLAS
+ * that the program was built with, at the same number of threads.
  */
 #ifndef CLI_SGEMM_H
 #define CLI_SGEMM_H
@@ -26,7 +26,8 @@ void sgemm_destroy(sgemm_bench *bench);
 /* Measures every size once; called between the repeats of what it is compared with. */
 void sgemm_round(sgemm_bench *bench);
 
-/* Median over the rounds of the best size, in 1e9 operations per second; NaN before the first round. */
+/* Median over the rounds of the best size, in 1e9 operations per second; NaN before the first
+ * round. */
 double sgemm_best(const sgemm_bench *bench);
 
 #endif
