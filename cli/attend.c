@@ -34,6 +34,7 @@ typedef struct attend_values {
     const char *device;
 } attend_values;
 
+/* clang-format off: tables */
 #define AT(field) offsetof(attend_values, field)
 static const cli_option options[] = {
     {"q", CLI_READ, AT(in[IN_Q]), "FILE", .required = 1,
@@ -69,6 +70,7 @@ static const cli_option options[] = {
      .help = "CPU threads; 0 is one per core"},
     {0},
 };
+/* clang-format on */
 #undef AT
 
 /* Everything that must be given back at the end. */
@@ -89,8 +91,7 @@ static bool lib(job *j, ht_status status) {
     return status == HT_OK || cli_fail(&j->error, "%s", ht_context_error(j->ctx));
 }
 
-/* ---- inputs
- * -------------------------------------------------------------------------------- */
+/* ---- inputs ------------------------------------------------------------------------------ */
 
 static bool open_inputs(job *j) {
     for (int i = 0; i < INPUTS; i++)
@@ -156,8 +157,7 @@ static bool check_types(job *j) {
     return true;
 }
 
-/* ---- device
- * -------------------------------------------------------------------------------- */
+/* ---- device ------------------------------------------------------------------------------ */
 
 static bool make_plan(job *j) {
     const attend_values *v = j->values;
@@ -236,8 +236,7 @@ static bool compute(job *j) {
     return lib(j, ht_attention_forward(j->plan, &args)) && lib(j, ht_context_synchronize(j->ctx));
 }
 
-/* ---- the command
- * --------------------------------------------------------------------------- */
+/* ---- the command ------------------------------------------------------------------------- */
 
 static bool open_outputs(job *j) {
     if (!save_open(&j->out, j->values->out, &j->error)) return false;
@@ -297,11 +296,10 @@ static int run(const void *values) {
 const cli_command cli_attend = {
     .name = "attend",
     .summary = "attention on NumPy files",
-    .about =
-        "Files are .npy, C order. All of --q, --k, --v and --bias are float32, or all float64; the "
-        "outputs are of the same type.\n"
-        "An output is written beside its final name and renamed when it is whole.\n"
-        "Example: htransformer attend --q q.npy --k k.npy --v v.npy --out z.npy --causal\n",
+    .about = "Files are .npy, C order. All of --q, --k, --v and --bias are float32, or all "
+             "float64; the outputs are of the same type.\n"
+             "An output is written beside its final name and renamed when it is whole.\n"
+             "Example: htransformer attend --q q.npy --k k.npy --v v.npy --out z.npy --causal\n",
     .options = options,
     .values_bytes = sizeof(attend_values),
     .run = run,

@@ -41,8 +41,7 @@ void bench_settle(const bench_run *run) {
     if (!run->cuda && ht_context_threads(run->ctx) > 1) nanosleep(&pause, NULL);
 }
 
-/* ---- numbers
- * ------------------------------------------------------------------------------- */
+/* ---- numbers ----------------------------------------------------------------------------- */
 
 size_t bench_real_bytes(ht_dtype dtype) { return dtype == HT_F64 ? 8 : dtype == HT_F32 ? 4 : 2; }
 
@@ -83,8 +82,7 @@ void bench_random(void *out, ht_dtype dtype, int64_t count, uint64_t *seed) {
     }
 }
 
-/* ---- device
- * -------------------------------------------------------------------------------- */
+/* ---- device ------------------------------------------------------------------------------ */
 
 bool bench_lib(bench_run *run, ht_status status) {
     return status == HT_OK || cli_fail(&run->error, "%s", ht_context_error(run->ctx));
@@ -162,8 +160,7 @@ bool bench_check(bench_run *run, const char *what, const void *device, int64_t c
     return ok && (!zero || cli_fail(&run->error, "%s came out wrong: all of it is zero", what));
 }
 
-/* ---- output
- * -------------------------------------------------------------------------------- */
+/* ---- output ------------------------------------------------------------------------------ */
 
 void bench_json_begin(json_writer *json, const bench_run *run, const char *what, int64_t length) {
     const ht_attention_desc *d = &run->desc;

@@ -16,6 +16,7 @@ typedef struct bench_values {
     const char *device;
 } bench_values;
 
+/* clang-format off: tables */
 /* The rows of an option table that every benchmark has. */
 #define BENCH_AT(field) offsetof(bench_values, field)
 #define BENCH_SHAPE                                                                         \
@@ -61,6 +62,7 @@ typedef struct bench_values {
     {                                                                                           \
         "json", CLI_FLAG, BENCH_AT(json), .help = "one JSON object per line instead of a table" \
     }
+/* clang-format on */
 
 /* One benchmark on one device. */
 typedef struct bench_run {

@@ -14,9 +14,10 @@
 #define BUDGET 1.0    /* seconds of timed calls, forward and backward each */
 #define SHORTEST 2e-3 /* seconds of calls behind one sample, so that the clock does not matter */
 
+/* clang-format off: tables */
 static const cli_option options[] = {
     {"length", CLI_INTS, BENCH_AT(length), "N", .fallback = "1024,4096,16384,65536", .min = 1,
-     .max = (int64_t)1 << 40, .help = "rows of a sequence; repeat it, or give a list"},
+     .max = 1 << 30, .help = "rows of a sequence; repeat it, or give a list"},
     BENCH_SHAPE,
     {"kind", CLI_CHOICE, BENCH_AT(kind), .choices = cli_kinds, .fallback = "hierarchical",
      .help = "which attention"},
@@ -28,6 +29,7 @@ static const cli_option options[] = {
     BENCH_RUN,
     {0},
 };
+/* clang-format on */
 
 /* One length: the plan and its buffers. */
 typedef struct shape {
@@ -43,8 +45,7 @@ typedef struct shape {
     sgemm_bench sgemm;
 } shape;
 
-/* ---- buffers
- * ------------------------------------------------------------------------------- */
+/* ---- buffers ----------------------------------------------------------------------------- */
 
 static bool make_plan(bench_run *run, shape *s) {
     ht_attention_desc desc = run->desc;
@@ -98,8 +99,7 @@ static void release(bench_run *run, shape *s) {
     sgemm_destroy(&s->sgemm);
 }
 
-/* ---- timing
- * -------------------------------------------------------------------------------- */
+/* ---- timing ------------------------------------------------------------------------------ */
 
 /* Seconds of one call, as the mean of `calls`. */
 static bool time_calls(bench_run *run, shape *s, bool backward, int calls, double *seconds) {
@@ -153,8 +153,7 @@ static bool check(bench_run *run, const shape *s) {
            bench_check(run, "backward: dv", s->dv, s->k_count, HUGE_VAL);
 }
 
-/* ---- output
- * -------------------------------------------------------------------------------- */
+/* ---- output ------------------------------------------------------------------------------ */
 
 /* Bytes that must move at least: every input read once, every output written once. */
 static double least_bytes(const bench_run *run, const shape *s, bool backward) {
@@ -257,8 +256,7 @@ static void report(bench_run *run, const shape *s) {
     fflush(stdout);
 }
 
-/* ---- the command
- * --------------------------------------------------------------------------- */
+/* ---- the command ------------------------------------------------------------------------- */
 
 static bool bench_length(bench_run *run, int64_t length) {
     shape s = {.length = length};
@@ -294,23 +292,17 @@ static int run_attention(const void *values) {
 const cli_command cli_bench_attention = {
     .name = "bench attention",
     .summary = "time of forward and backward, against the machine's matrix product",
-    .about =
-        "ms is the median of the repeats after warm-up, spread (slowest - fastest) / median. "
-        "GFLOP/s counts "
-        "useful operations: 2*head_dim + 2*value_dim per product of a query (or coarse query) with "
-        "a key, "
-        "counted from the definition. Hierarchical mean without --causal counts the nominal "
-        "4.5*block products per "
-        "row, full length per row, full --causal half of that; backward counts 2.5 times forward.\n"
-        "sgemm is the best of the BLAS on squares of 512, 1024 and 2048 (median per size), "
-        "measured between the "
-        "repeats at the same number of threads; ratio is GFLOP/s over it. On a GPU the yardstick "
-        "is floor ms, "
-        "every input read and every output written once at the speed of a copy. saved and scratch "
-        "are bytes "
-        "asked of the caller.\n"
-        "Results are checked in the same run: outputs must be averages of the values, gradients "
-        "finite.\n",
+    .about = "ms is the median of the repeats after warm-up, spread (slowest - fastest) / median. "
+             "GFLOP/s counts useful operations: 2*head_dim + 2*value_dim per product of a query "
+             "(or coarse query) with a key, counted from the definition. Hierarchical mean without "
+             "--causal counts the nominal 4.5*block products per row, full length per row, full "
+             "--causal half of that; backward counts 2.5 times forward.\n"
+             "sgemm is the best of the BLAS on squares of 512, 1024 and 2048 (median per size), "
+             "measured between the repeats at the same number of threads; ratio is GFLOP/s over "
+             "it. On a GPU the yardstick is floor ms, every input read and every output written "
+             "once at the speed of a copy. saved and scratch are bytes asked of the caller.\n"
+             "Results are checked in the same run: outputs must be averages of the values, "
+             "gradients finite.\n",
     .options = options,
     .values_bytes = sizeof(bench_values),
     .run = run_attention,

@@ -17,9 +17,10 @@
 
 static const char *const leak_free[] = {"first", "fine", NULL};
 
+/* clang-format off: tables */
 static const cli_option options[] = {
     {"length", CLI_INTS, BENCH_AT(length), "N", .fallback = "1024,4096,16384,65536", .min = 1,
-     .max = (int64_t)1 << 40, .help = "rows of context; repeat it, or give a list"},
+     .max = 1 << 30, .help = "rows of context; repeat it, or give a list"},
     BENCH_SHAPE,
     {"kind", CLI_CHOICE, BENCH_AT(kind), .choices = cli_kinds, .fallback = "hierarchical",
      .help = "which attention; full is the plain KV cache"},
@@ -28,6 +29,7 @@ static const cli_option options[] = {
     BENCH_RUN,
     {0},
 };
+/* clang-format on */
 
 typedef struct decode {
     int64_t length;
@@ -135,8 +137,7 @@ static bool measure(bench_run *run, decode *d) {
     return true;
 }
 
-/* ---- output
- * -------------------------------------------------------------------------------- */
+/* ---- output ------------------------------------------------------------------------------ */
 
 static void print_head(const bench_run *run) {
     const ht_attention_desc *d = &run->desc;
@@ -181,8 +182,7 @@ static void report(const bench_run *run, const decode *d) {
     fflush(stdout);
 }
 
-/* ---- the command
- * --------------------------------------------------------------------------- */
+/* ---- the command ------------------------------------------------------------------------- */
 
 /* Work in units that grow as the time does: rows, but for full rows squared. */
 static double work(const bench_run *run, int64_t length) {
@@ -225,14 +225,11 @@ const cli_command cli_bench_decode = {
     .name = "bench decode",
     .summary = "time of one more token after a long context, and what the context keeps",
     .about = "Fills a cache with --length random rows, then appends single tokens to all --batch "
-             "slots at once, one "
-             "block of tokens per repeat, so that every repeat has the same phases. us/step is the "
-             "median over repeats "
-             "of the mean step, us/token that over the slots, slowest the median of the block's "
-             "slowest step.\n"
+             "slots at once, one block of tokens per repeat, so that every repeat has the same "
+             "phases. us/step is the median over repeats of the mean step, us/token that over the "
+             "slots, slowest the median of the block's slowest step.\n"
              "rows is what the state keeps per key head, state its saved size, KV cache what plain "
-             "attention would "
-             "keep for this context.\n",
+             "attention would keep for this context.\n",
     .options = options,
     .values_bytes = sizeof(bench_values),
     .run = run_decode,

@@ -76,8 +76,8 @@ const cli_command cli_info = {
     .name = "info",
     .summary = "what this build knows and what this machine has",
     .about =
-        "The device is the one that commands take without --device; HTRANSFORMER_DEVICE in the "
-        "environment changes it. The BLAS is the matrix product that bench compares with.\n",
+        "The device is the one that commands take without --device; HTRANSFORMER_DEVICE in "
+        "the environment changes it. The BLAS is the matrix product that bench compares with.\n",
     .options = options,
     .values_bytes = sizeof(info_values),
     .run = run,
