@@ -88,6 +88,19 @@ bool bench_lib(bench_run *run, ht_status status) {
     return status == HT_OK || cli_fail(&run->error, "%s", ht_context_error(run->ctx));
 }
 
+/* A number of key heads that fits; the library would say the same, but not by the option's name. */
+static bool check_heads(bench_run *run) {
+    int64_t heads = run->desc.q_heads, asked = run->desc.kv_heads, best = 1;
+    if (heads % asked == 0) return true;
+    for (int64_t n = 1; n <= heads; n++)
+        if (heads % n == 0 && llabs(n - asked) < llabs(best - asked)) best = n;
+    run->code = CLI_USAGE;
+    return cli_fail(&run->error,
+                    "--kv-heads must divide --heads %" PRId64 ", got %" PRId64
+                    "; the nearest is %" PRId64,
+                    heads, asked, best);
+}
+
 bool bench_open(bench_run *out, const bench_values *values, const char *name) {
     *out = (bench_run){.values = values, .name = name, .seed = 1, .code = CLI_FAILED};
     out->desc = (ht_attention_desc)HT_ATTENTION_DESC_INIT;
@@ -99,6 +112,7 @@ bool bench_open(bench_run *out, const bench_values *values, const char *name) {
     out->desc.kv_heads = values->kv_heads ? values->kv_heads : values->heads;
     out->desc.head_dim = out->desc.value_dim = values->head_dim;
     out->desc.block = values->block;
+    if (!check_heads(out)) return false;
     out->ctx = cli_open_device(values->device, values->threads, &out->code, &out->error);
     if (!out->ctx) return false;
     out->cuda = strncmp(ht_context_device(out->ctx), "cuda", 4) == 0;

@@ -291,7 +291,7 @@ static int run_attention(const void *values) {
 
 const cli_command cli_bench_attention = {
     .name = "bench attention",
-    .summary = "time of forward and backward, against the machine's matrix product",
+    .summary = "time of forward and backward, against sgemm",
     .about = "ms is the median of the repeats after warm-up, spread (slowest - fastest) / median. "
              "GFLOP/s counts useful operations: 2*head_dim + 2*value_dim per product of a query "
              "(or coarse query) with a key, counted from the definition. Hierarchical mean without "

@@ -64,10 +64,10 @@ static int help_all(const char *group) {
 
 /* Which command or group was meant, when the words name none. */
 static int unknown(int argc, char **argv) {
-    const char *seconds[8] = {0}, *firsts[16] = {"help", NULL};
+    const char *seconds[8] = {0}, *firsts[16] = {"help", "--help", "--version", NULL};
     char names[8][32];
-    int count = 0, first_count = 1;
-    for (int i = 0; commands[i] && first_count < 8; i++) {
+    int count = 0, first_count = 3;
+    for (int i = 0; commands[i] && i < 8; i++) {
         snprintf(names[i], sizeof names[i], "%s", commands[i]->name);
         names[i][strcspn(names[i], " ")] = '\0';
         firsts[first_count++] = names[i];

@@ -41,8 +41,7 @@ const char *npy_shape_text(char *out, size_t bytes, int dims, const int64_t *sha
     return out;
 }
 
-/* ---- the dictionary -----------------------------------------------------------------------
- * */
+/* ---- the dictionary ---------------------------------------------------------------------- */
 
 typedef struct cursor {
     const char *at, *end;
@@ -182,8 +181,7 @@ static bool parse_header(cursor *c, npy_header *h) {
     return true;
 }
 
-/* ---- sizes --------------------------------------------------------------------------------
- * */
+/* ---- sizes ------------------------------------------------------------------------------- */
 
 /* elements and bytes from the shape; a dimension of 0 makes all of it empty, whatever the
  * others say. */
@@ -284,8 +282,7 @@ void npy_close(npy_reader *reader) {
     reader->file = NULL;
 }
 
-/* ---- writing ------------------------------------------------------------------------------
- * */
+/* ---- writing ----------------------------------------------------------------------------- */
 
 size_t npy_make_header(char out[NPY_HEADER_MOST], npy_type type, int dims, const int64_t *shape) {
     char *text = out + 10;
