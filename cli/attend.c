@@ -110,11 +110,12 @@ static bool check_shape(job *j, input_name i, int dims, const int64_t *wanted,
     char have[160], want[160];
     npy_shape_text(have, sizeof have, h->dims, h->shape);
     npy_shape_text(want, sizeof want, dims, wanted);
-    for (char *p = want; (p = strstr(p, " 0")) != NULL; p++)
-        if (p[2] == ',' || p[2] == ']') p[1] = '*';
-    if (strncmp(want, "[0", 2) == 0) want[1] = '*';
-    return cli_fail(&j->error, "%s has shape %s; %s must be %s, where * is 1 or more",
-                    j->in[i].name, have, meaning, want);
+    bool open = false; /* some dimension is free */
+    for (char *p = want; *p; p++)
+        if (*p == '0' && (p[-1] == ' ' || p[-1] == '[') && (p[1] == ',' || p[1] == ']'))
+            *p = '*', open = true;
+    return cli_fail(&j->error, "%s has shape %s; %s must be %s%s", j->in[i].name, have, meaning,
+                    want, open ? ", where * is 1 or more" : "");
 }
 
 static bool check_shapes(job *j) {

@@ -55,9 +55,8 @@ static int help_all(const char *group) {
     if (!group)
         printf("\n  %-16s  options of a command; as --help after it\n"
                "  %-16s  the version\n\n"
-               "HTRANSFORMER_DEVICE names the device where --device does not; NO_COLOR turns off "
-               "bold.\n"
-               "Exit status: 0 done, 1 failed, 2 wrong usage.\n",
+               "HTRANSFORMER_DEVICE names the device where --device does not; NO_COLOR turns off\n"
+               "bold. Exit status: 0 done, 1 failed, 2 wrong usage.\n",
                "help COMMAND", "--version");
     return CLI_OK;
 }
