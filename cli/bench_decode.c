@@ -223,7 +223,7 @@ static int run_decode(const void *values) {
 
 const cli_command cli_bench_decode = {
     .name = "bench decode",
-    .summary = "time of one more token after a long context, and its state",
+    .summary = "time of a token after a long context, and its state",
     .about = "Fills a cache with --length random rows, then appends single tokens to all --batch "
              "slots at once, one block of tokens per repeat, so that every repeat has the same "
              "phases. us/step is the median over repeats of the mean step, us/token that over the "

@@ -1,0 +1,252 @@
+/*
+ * Words, help pages and exit codes of the command line.
+ */
+#include "program.h"
+
+#include <fcntl.h>
+#include <htransformer.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- help -------------------------------------------------------------------------------- */
+
+/* The pages, and the words that print them. HT_GOLDEN=write in the environment writes them anew. */
+static const struct {
+    const char *words, *file;
+} pages[] = {
+    {"", "newcomer.txt"},
+    {"help", "help.txt"},
+    {"help info", "info.txt"},
+    {"help attend", "attend.txt"},
+    {"help bench", "bench.txt"},
+    {"help bench attention", "bench_attention.txt"},
+    {"help bench decode", "bench_decode.txt"},
+};
+
+/* The text with the version's number taken out, so that a release does not change the pages. */
+static void without_version(char *out, size_t bytes, const char *text) {
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", HT_VERSION_MAJOR, HT_VERSION_MINOR,
+             HT_VERSION_PATCH);
+    const char *found = strstr(text, version);
+    if (found)
+        snprintf(out, bytes, "%.*s@VERSION@%s", (int)(found - text), text, found + strlen(version));
+    else
+        snprintf(out, bytes, "%s", text);
+}
+
+static void check_page(const char *file, const char *text) {
+    char path[512], wanted[16384] = "";
+    snprintf(path, sizeof path, HELP_DIR "/%s", file);
+    const char *mode = getenv("HT_GOLDEN");
+    if (mode && strcmp(mode, "write") == 0) {
+        FILE *out = fopen(path, "w");
+        assert_non_null(out);
+        fputs(text, out);
+        fclose(out);
+    }
+    FILE *in = fopen(path, "r");
+    assert_non_null(in);
+    size_t n = fread(wanted, 1, sizeof wanted - 1, in);
+    wanted[n] = '\0';
+    fclose(in);
+    assert_string_equal(text, wanted);
+}
+
+static void test_help_pages(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++) {
+        char text[16384];
+        const program_result *r = program_run("%s", pages[i].words);
+        assert_int_equal(r->code, 0);
+        assert_string_equal(r->err, "");
+        without_version(text, sizeof text, r->out);
+        check_page(pages[i].file, text);
+    }
+}
+
+static void test_pages_fit_a_terminal(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++) {
+        const program_result *r = program_run("%s", pages[i].words);
+        for (const char *line = r->out; *line; line += strcspn(line, "\n") + 1)
+            assert_in_range(strcspn(line, "\n"), 0, 82);
+    }
+}
+
+static void test_newcomer_gets_five_lines(void **state) {
+    (void)state;
+    int lines = 0;
+    for (const char *p = program_run(" ")->out; *p; p++) lines += *p == '\n';
+    assert_int_equal(lines, 5);
+}
+
+static void test_help_in_all_its_forms(void **state) {
+    (void)state;
+    static const char *const same[][2] = {
+        {"help attend", "attend --help"},
+        {"help attend", "attend --block 7 -h"}, /* help wins over what is wrong */
+        {"help bench attention", "bench attention --help"},
+        {"help bench", "bench --help"},
+        {"help", "--help"},
+        {"help", "-h"},
+    };
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
+        char *first = strdup(program_run("%s", same[i][0])->out);
+        const program_result *r = program_run("%s", same[i][1]);
+        assert_int_equal(r->code, 0);
+        assert_string_equal(r->out, first);
+        free(first);
+    }
+}
+
+static void test_version(void **state) {
+    (void)state;
+    const program_result *r = program_run("--version");
+    char wanted[64];
+    snprintf(wanted, sizeof wanted, "htransformer %d.%d.%d\n", HT_VERSION_MAJOR, HT_VERSION_MINOR,
+             HT_VERSION_PATCH);
+    assert_int_equal(r->code, 0);
+    assert_string_equal(r->out, wanted);
+}
+
+/* ---- wrong usage ------------------------------------------------------------------------- */
+
+#define QKVO "attend --q q --k k --v v --out z "
+
+static void test_wrong_usage(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {
+        {"attnd", "there is no command 'attnd'; did you mean attend?"},
+        {"xyzzy", "there is no command 'xyzzy'\n"},
+        {"--verison", "did you mean --version?"},
+        {"bench", "bench: what? attention or decode"},
+        {"bench atention",
+         "there is no 'atention', but attention and decode; did you mean attention?"},
+        {"help xyzzy", "there is no command 'xyzzy'"},
+        {"info now", "unexpected word 'now'"},
+        {"info --jsn", "there is no option --jsn; did you mean --json?"},
+        {"info --json=1", "--json takes no value, got '1'"},
+        {"attend", "--q FILE is missing"},
+        {"attend --q q --k k --v v", "--out FILE is missing"},
+        {"attend --q", "--q needs a value"},
+        {"attend --q=", "--q needs a value, got ''"},
+        {QKVO "--blok 8", "there is no option --blok; did you mean --block?"},
+        {QKVO "--block 7", "--block must be a multiple of 2, got 7; the nearest is 8"},
+        {QKVO "--block 0", "--block must be 2 to 1048576, got 0; the nearest is 2"},
+        {QKVO "--block 8x", "--block takes a whole number, got '8x'"},
+        {QKVO "--block 99999999999999999999", "--block takes a whole number, got"},
+        {QKVO "--query men", "--query must be mean, first or fine, got 'men'; did you mean mean?"},
+        {QKVO "--kind fulll", "did you mean full?"},
+        {QKVO "--scale nan", "--scale takes a number, got 'nan'"},
+        {QKVO "--scale 1,5", "--scale takes a number, got '1,5'"},
+        {QKVO "--rotary0 -1", "--rotary0 must be 0 to"},
+        {QKVO "--causal --query mean", "use --query first or fine"},
+        {QKVO "--lse z", "--out and --lse are both z"},
+        {QKVO "--threads -1", "--threads must be 0 to 4096, got -1; the nearest is 0"},
+        {"bench attention --length 0", "--length must be 1 to"},
+        {"bench attention --length 64,,32", "--length takes whole numbers, got ',32'"},
+        {"bench attention --dtype f16", "--dtype must be f32, bf16 or f64, got 'f16'"},
+        {"bench attention --kv-heads 3", "--kv-heads must divide --heads 8, got 3"},
+        {"bench attention --device cpu:reff", "did you mean cpu:ref?"},
+        {"bench attention --causal --query mean", "--query mean does not go with --causal"},
+        {"bench decode --query mean", "--query must be first or fine, got 'mean'"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        program_expect(2, cases[i][1], cases[i][0]);
+}
+
+static void test_errors_say_where_to_look(void **state) {
+    (void)state;
+    program_expect(2, "'htransformer help bench decode' lists its options.", "bench decode --x");
+    program_expect(2, "'htransformer help' lists all commands.", "frob");
+}
+
+static void test_equals_sign_and_repeats(void **state) {
+    (void)state;
+    const program_result *r =
+        program_run("bench attention --length=8 --length 4,2 --heads=1 --head-dim 4 --repeat 1");
+    assert_int_equal(r->code, 0);
+    const char *at = r->out, *const lengths[] = {"forward           8", "forward           4",
+                                                 "forward           2"};
+    for (int i = 0; i < 3; i++) {
+        at = strstr(at, lengths[i]);
+        assert_non_null(at);
+    }
+}
+
+/* ---- the environment --------------------------------------------------------------------- */
+
+static void test_device_from_the_environment(void **state) {
+    (void)state;
+    setenv("HTRANSFORMER_DEVICE", "cpu:ref", 1);
+    const program_result *r = program_run("info");
+    assert_int_equal(r->code, 0);
+    assert_non_null(strstr(r->out, "device   cpu:ref, "));
+    setenv("HTRANSFORMER_DEVICE", "abacus", 1);
+    program_expect(1, "got \"abacus\"", "info");
+    unsetenv("HTRANSFORMER_DEVICE");
+}
+
+static void test_output_that_cannot_be_written(void **state) {
+    (void)state;
+    if (access("/dev/full", W_OK) != 0) skip();
+    program_expect(1, "the output could not be written", "info >/dev/full");
+    program_expect(1, "the output could not be written", "help attend >/dev/full");
+}
+
+/* The help page as a terminal gets it. */
+static void terminal_page(char *out, size_t bytes, const char *no_color) {
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    assert_true(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+    int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
+    assert_true(slave >= 0);
+    pid_t child = fork();
+    if (child == 0) {
+        setenv("TERM", "xterm", 1);
+        if (no_color)
+            setenv("NO_COLOR", no_color, 1);
+        else
+            unsetenv("NO_COLOR");
+        dup2(slave, 1);
+        execl(HTRANSFORMER, HTRANSFORMER, "help", "info", (char *)NULL);
+        _exit(127);
+    }
+    close(slave);
+    size_t used = 0;
+    for (ssize_t n; used < bytes - 1 && (n = read(master, out + used, bytes - 1 - used)) > 0;)
+        used += (size_t)n;
+    out[used] = '\0';
+    close(master);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+static void test_colour_only_where_wanted(void **state) {
+    (void)state;
+    static char page[16384];
+    terminal_page(page, sizeof page, NULL);
+    assert_non_null(strstr(page, "\033[1m"));
+    terminal_page(page, sizeof page, "1");
+    assert_null(strchr(page, '\033'));
+    assert_non_null(strstr(page, "--json"));
+    assert_null(strchr(program_run("help info")->out, '\033'));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_help_pages),
+        cmocka_unit_test(test_pages_fit_a_terminal),
+        cmocka_unit_test(test_newcomer_gets_five_lines),
+        cmocka_unit_test(test_help_in_all_its_forms),
+        cmocka_unit_test(test_version),
+        cmocka_unit_test(test_wrong_usage),
+        cmocka_unit_test(test_errors_say_where_to_look),
+        cmocka_unit_test(test_equals_sign_and_repeats),
+        cmocka_unit_test(test_device_from_the_environment),
+        cmocka_unit_test(test_output_that_cannot_be_written),
+        cmocka_unit_test(test_colour_only_where_wanted),
+    };
+    return cmocka_run_group_tests(tests, program_setup, program_teardown);
+}
