@@ -171,8 +171,8 @@ static double copy_speed(const bench_run *run) {
 
 typedef struct line {
     const char *what;
-    double ms, spread, gflops, sgemm, floor_ms; /* NaN: not known */
-    double saved, scratch;                      /* bytes */
+    double ms, ms_min, spread, gflops, sgemm, floor_ms; /* NaN: not known */
+    double saved, scratch;                              /* bytes */
 } line;
 
 static void print_json(const bench_run *run, const shape *s, const line *l) {
@@ -181,6 +181,7 @@ static void print_json(const bench_run *run, const shape *s, const line *l) {
     json_bool(&json, "keep", run->values->keep);
     json_int(&json, "repeats", s->repeats);
     json_real(&json, "ms", l->ms);
+    json_real(&json, "ms_min", l->ms_min);
     json_real(&json, "spread", l->spread);
     json_real(&json, "gflops", l->gflops);
     json_text(&json, "blas", run->cuda ? NULL : sgemm_blas());
@@ -223,7 +224,8 @@ static void print_head(const bench_run *run) {
            cli_kinds[d->kind], d->causal ? " causal" : "", run->values->keep ? ", keeping" : "",
            cli_queries[d->query], run->values->batch, d->q_heads, d->kv_heads, d->head_dim,
            d->block, cli_dtypes[d->dtype]);
-    printf("on %s, %d threads; ", ht_context_device(run->ctx), ht_context_threads(run->ctx));
+    printf("on %s, %d thread%s; ", ht_context_device(run->ctx), ht_context_threads(run->ctx),
+           ht_context_threads(run->ctx) == 1 ? "" : "s");
     if (run->cuda)
         printf("no floor: the device's copy speed cannot be measured from here yet\n");
     else if (sgemm_blas())
@@ -242,6 +244,7 @@ static void report(bench_run *run, const shape *s) {
         for (int r = 0; r < s->repeats; r++)
             low = fmin(low, samples[r]), high = fmax(high, samples[r]);
         line l = {.what = backward ? "backward" : "forward", .ms = 1e3 * seconds};
+        l.ms_min = 1e3 * low;
         l.spread = (high - low) / seconds;
         l.gflops = 1e-9 * s->operations * (backward ? COUNT_BACKWARD : 1) / seconds;
         l.sgemm = sgemm_best(&s->sgemm);

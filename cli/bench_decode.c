@@ -77,13 +77,16 @@ static ht_attention_args bind_args(const decode *d, int64_t batch, int64_t lengt
 }
 
 /* Slot 0 to the wanted length, then all others from it. Outputs of the context are of no
- * interest: all but the last chunk mask their queries, which a kernel may use to skip them.
- * */
+ * interest: all but the last two blocks mask their queries, which a kernel may use to skip
+ * them. */
 static bool prefill(bench_run *run, decode *d) {
+    int64_t tail = d->length < 2 * run->desc.block ? d->length : 2 * run->desc.block;
     for (int64_t done = 0; done < d->length;) {
-        int64_t n = d->length - done < CHUNK ? d->length - done : CHUNK;
+        bool masked = done < d->length - tail;
+        int64_t n = (masked ? d->length - tail : d->length) - done;
+        if (n > CHUNK) n = CHUNK;
         ht_attention_args args = bind_args(d, 1, n);
-        if (done + n < d->length) args.query_mask = d->mask;
+        if (masked) args.query_mask = d->mask;
         if (!bench_refill(run, d->k, n * d->k_row) || !bench_refill(run, d->v, n * d->k_row))
             return false;
         if (!bench_lib(run, ht_cache_extend(d->cache, NULL, &args))) return false;
@@ -143,10 +146,10 @@ static void print_head(const bench_run *run) {
     const ht_attention_desc *d = &run->desc;
     const char *bold = cli_bold(stdout), *plain = cli_plain(stdout);
     printf("%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head_dim %" PRId64
-           ", block %" PRId64 ", %s, on %s, %d threads\n",
+           ", block %" PRId64 ", %s, on %s, %d thread%s\n",
            cli_kinds[d->kind], cli_queries[d->query], run->values->batch, d->q_heads, d->kv_heads,
            d->head_dim, d->block, cli_dtypes[d->dtype], ht_context_device(run->ctx),
-           ht_context_threads(run->ctx));
+           ht_context_threads(run->ctx), ht_context_threads(run->ctx) == 1 ? "" : "s");
     printf("%s%9s %12s %12s %12s %10s %11s %11s %9s%s\n", bold, "context", "us/token", "us/step",
            "slowest", "rows", "state", "KV cache", "smaller", plain);
 }

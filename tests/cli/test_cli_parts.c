@@ -1,6 +1,6 @@
 /*
- * Parts of the command line that a run of it does not show: operation counts against the definition,
- * the JSON writer on numbers that JSON does not have.
+ * Parts of the command line that a run of it does not show: operation counts against the
+ * definition, the JSON writer on numbers that JSON does not have.
  */
 #include <math.h>
 #include <setjmp.h>
