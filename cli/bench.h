@@ -58,7 +58,7 @@ typedef struct bench_values {
          "N",                                                                                   \
          .fallback = "0",                                                                       \
          .max = BENCH_SAMPLES,                                                                  \
-         .help = "timed repeats; 0 is as many as fit into about 2 s, at least 1"},              \
+         .help = "timed repeats; 0 is as many as fit into about 1 s, at least 1"},              \
     {                                                                                           \
         "json", CLI_FLAG, BENCH_AT(json), .help = "one JSON object per line instead of a table" \
     }

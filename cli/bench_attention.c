@@ -40,8 +40,8 @@ typedef struct shape {
     ht_attention_args args;
     ht_attention_grads grads;
     double operations;
-    double forward[BENCH_SAMPLES], backward[BENCH_SAMPLES]; /* seconds */
-    int repeats;
+    double seconds[2][BENCH_SAMPLES]; /* of forward; of backward */
+    int repeats[2];
     sgemm_bench sgemm;
 } shape;
 
@@ -120,27 +120,36 @@ static int calls_per_sample(double once) {
 }
 
 /* forward that keeps what backward needs, then both once more: memory touched, scratch grown */
-static bool warm_up(bench_run *run, shape *s, double *forward, double *backward) {
+static bool warm_up(bench_run *run, shape *s, double once[2]) {
     return bench_lib(run, ht_attention_forward(s->plan, &s->args)) &&
-           time_calls(run, s, true, 1, backward) && time_calls(run, s, false, 1, forward);
+           time_calls(run, s, true, 1, &once[1]) && time_calls(run, s, false, 1, &once[0]);
+}
+
+/* A round of the matrix product, and forward warm again after it. */
+static bool yardstick(bench_run *run, shape *s, int calls, double once) {
+    double ignored;
+    bench_settle(run);
+    sgemm_round(&s->sgemm);
+    bench_settle(run);
+    return once > 0.1 || time_calls(run, s, false, calls, &ignored);
 }
 
 static bool measure(bench_run *run, shape *s) {
-    double once[2], ignored;
-    if (!warm_up(run, s, &once[0], &once[1])) return false;
-    int calls[2] = {calls_per_sample(once[0]), calls_per_sample(once[1])};
-    s->repeats = bench_repeats(run, once[0] + once[1], 2 * BUDGET);
+    double once[2];
+    int calls[2], most = 0;
+    if (!warm_up(run, s, once)) return false;
+    for (int i = 0; i < 2; i++) {
+        calls[i] = calls_per_sample(once[i]);
+        s->repeats[i] = bench_repeats(run, once[i] * calls[i], BUDGET);
+        if (s->repeats[i] > most) most = s->repeats[i];
+    }
     if (!run->cuda) sgemm_create(&s->sgemm, ht_context_threads(run->ctx));
-    int every = (s->repeats + 4) / 5; /* five rounds of the matrix product are enough */
-    for (int r = 0; r < s->repeats; r++) {
-        if (s->sgemm.a && r % every == 0) {
-            bench_settle(run);
-            sgemm_round(&s->sgemm);
-            bench_settle(run);
-            if (once[0] < 0.1 && !time_calls(run, s, false, calls[0], &ignored)) return false;
-        }
-        if (!time_calls(run, s, false, calls[0], &s->forward[r])) return false;
-        if (!time_calls(run, s, true, calls[1], &s->backward[r])) return false;
+    int every = (most + 4) / 5; /* five rounds of the matrix product are enough */
+    for (int r = 0; r < most; r++) {
+        if (s->sgemm.a && r % every == 0 && !yardstick(run, s, calls[0], once[0])) return false;
+        for (int i = 0; i < 2; i++)
+            if (r < s->repeats[i] && !time_calls(run, s, i, calls[i], &s->seconds[i][r]))
+                return false;
     }
     return true;
 }
@@ -171,6 +180,7 @@ static double copy_speed(const bench_run *run) {
 
 typedef struct line {
     const char *what;
+    int repeats;
     double ms, ms_min, spread, gflops, sgemm, floor_ms; /* NaN: not known */
     double saved, scratch;                              /* bytes */
 } line;
@@ -179,7 +189,7 @@ static void print_json(const bench_run *run, const shape *s, const line *l) {
     json_writer json;
     bench_json_begin(&json, run, l->what, s->length);
     json_bool(&json, "keep", run->values->keep);
-    json_int(&json, "repeats", s->repeats);
+    json_int(&json, "repeats", l->repeats);
     json_real(&json, "ms", l->ms);
     json_real(&json, "ms_min", l->ms_min);
     json_real(&json, "spread", l->spread);
@@ -239,11 +249,12 @@ static void print_head(const bench_run *run) {
 
 static void report(bench_run *run, const shape *s) {
     for (int backward = 0; backward < 2; backward++) {
-        const double *samples = backward ? s->backward : s->forward;
-        double seconds = bench_median(samples, s->repeats), low = seconds, high = seconds;
-        for (int r = 0; r < s->repeats; r++)
+        const double *samples = s->seconds[backward];
+        int repeats = s->repeats[backward];
+        double seconds = bench_median(samples, repeats), low = seconds, high = seconds;
+        for (int r = 0; r < repeats; r++)
             low = fmin(low, samples[r]), high = fmax(high, samples[r]);
-        line l = {.what = backward ? "backward" : "forward", .ms = 1e3 * seconds};
+        line l = {backward ? "backward" : "forward", repeats, .ms = 1e3 * seconds};
         l.ms_min = 1e3 * low;
         l.spread = (high - low) / seconds;
         l.gflops = 1e-9 * s->operations * (backward ? COUNT_BACKWARD : 1) / seconds;
@@ -271,7 +282,7 @@ static bool bench_length(bench_run *run, int64_t length) {
     bind_args(run, &s);
     ok = ok && measure(run, &s) && check(run, &s);
     if (ok) report(run, &s);
-    if (ok && s.repeats == 1) run->pace = (bench_seconds() - start) / work;
+    if (ok && s.repeats[0] + s.repeats[1] == 2) run->pace = (bench_seconds() - start) / work;
     release(run, &s);
     return ok;
 }
