@@ -49,14 +49,15 @@ typedef struct shape {
 
 static bool make_plan(bench_run *run, shape *s) {
     ht_attention_desc desc = run->desc;
+    int64_t bytes;
     if (__builtin_mul_overflow(run->values->batch, s->length, &desc.max_rows) ||
-        desc.max_rows > (int64_t)1 << 44)
+        __builtin_mul_overflow(desc.max_rows, desc.q_heads * desc.head_dim, &s->q_count) ||
+        __builtin_mul_overflow(s->q_count, 8, &bytes))
         return cli_fail(&run->error, "%" PRId64 " sequences of %" PRId64 " rows are too many",
                         run->values->batch, s->length);
     desc.max_sequences = run->values->batch;
     desc.max_length = s->length;
-    s->q_count = desc.max_rows * desc.q_heads * desc.head_dim;
-    s->k_count = desc.max_rows * desc.kv_heads * desc.head_dim;
+    s->k_count = desc.max_rows * desc.kv_heads * desc.head_dim; /* no more than q's */
     s->operations = count_forward(&desc, run->values->batch, s->length);
     s->need = (ht_attention_need)HT_ATTENTION_NEED_INIT;
     return bench_lib(run, ht_attention_create(&s->plan, run->ctx, &desc)) &&
