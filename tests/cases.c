@@ -11,12 +11,6 @@
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
-/* gcc warns about overridden initialisers only with -Wextra; here they are the point */
-#pragma GCC diagnostic ignored "-Woverride-init"
-#ifdef __clang__
-#pragma clang diagnostic ignored "-Winitializer-overrides"
-#endif
-
 const test_case case_ways[] = {
     CASE(.query = HT_QUERY_MEAN),
     CASE(.query = HT_QUERY_FIRST),

@@ -32,6 +32,9 @@ extern test_env env;
 /* Opens the device and runs what `list` adds. */
 int harness_main(int argc, char **argv, void (*list)(void));
 
+/* Runs what has been added; the number of failures. */
+int harness_run(void);
+
 /* Adds a test; `c` may be NULL. The state of the test function points to the (copied) case. */
 void harness_add(const char *name, CMUnitTestFunction run, const test_case *c);
 /* Adds one test per case; honours HT_TEST_THIN and the case of the command line. */
