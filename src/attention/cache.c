@@ -16,6 +16,9 @@ struct ht_cache {
     hti_cache_level level[HTI_MAX_LEVELS];
 };
 
+/* Most rows of a slot: whatever the block, their levels fit in `level`. */
+#define MAX_POSITION ((int64_t)1 << HTI_MAX_LEVELS)
+
 /* ---- levels ---- */
 
 /* The pieces of one level, in the order in which they are saved. */
@@ -192,8 +195,8 @@ ht_status ht_cache_extend(ht_cache *cache, const int64_t *slots, const ht_attent
     TRY(choose_slots(cache, slots, call.a.sequences));
     for (int64_t b = 0; b < call.a.sequences; b++) {
         int64_t n = hti_call_length(&call.a, b), at = cache->order[cache->slots + b];
-        CHECK(ctx, n <= (INT64_MAX >> 2) - at, HT_INVALID, "slot %lld would exceed 2^61 rows",
-              (long long)cache->order[b]);
+        CHECK(ctx, n <= MAX_POSITION - at, HT_INVALID, "slot %lld would exceed 2^%d rows",
+              (long long)cache->order[b], HTI_MAX_LEVELS);
         if (at + n > longest) longest = at + n;
     }
     if (call.a.rows == 0) return HT_OK;
@@ -360,7 +363,7 @@ static ht_status check_header(const ht_cache *cache, const header *h, size_t byt
     CHECK(ctx, memcmp(&expected, h, sizeof *h) == 0, HT_FORMAT,
           "the saved slot is of another plan (block %lld, head_dim %lld, kv_heads %lld, dtype %lld)",
           (long long)h->block, (long long)h->head_dim, (long long)h->kv_heads, (long long)h->dtype);
-    CHECK(ctx, h->position >= 0 && h->position < INT64_MAX >> 2, HT_FORMAT,
+    CHECK(ctx, h->position >= 0 && h->position <= MAX_POSITION, HT_FORMAT,
           "the saved slot has an impossible position %lld", (long long)h->position);
     size_t need = saved_bytes(cache, h->position);
     CHECK(ctx, need && h->bytes == need && bytes == need, HT_FORMAT,
