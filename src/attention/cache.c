@@ -273,14 +273,14 @@ typedef struct header {
     char magic[8];
     uint64_t bytes; /* of the whole buffer */
     int64_t position;
-    int64_t kind, query, dtype, q_heads, kv_heads, head_dim, value_dim, block;
+    int64_t kind, query, dtype, has_bias, q_heads, kv_heads, head_dim, value_dim, block;
     double scale, rotary_theta;
 } header;
 
 static header header_of(const ht_cache *cache, int64_t position) {
     const ht_attention_desc *d = &cache->plan.desc;
     header h = {.magic = "HTCACHE1", .position = position};
-    h.kind = d->kind, h.query = d->query, h.dtype = d->dtype;
+    h.kind = d->kind, h.query = d->query, h.dtype = d->dtype, h.has_bias = d->has_bias != 0;
     h.q_heads = d->q_heads, h.kv_heads = d->kv_heads;
     h.head_dim = d->head_dim, h.value_dim = d->value_dim, h.block = d->block;
     h.scale = d->scale, h.rotary_theta = d->rotary_theta;
