@@ -17,6 +17,17 @@ test_env env;
 static struct CMUnitTest *tests;
 static size_t test_count, test_room;
 
+/* what a test's state points to; the case comes first */
+typedef struct entry {
+    test_case c;
+    const char *name;
+} entry;
+
+static int note_name(void **state) {
+    env.running = ((entry *)*state)->name;
+    return 0;
+}
+
 static int clear_pool(void **state) {
     (void)state;
     pool_clear();
@@ -32,8 +43,10 @@ static void *keep(const void *from, size_t bytes) {
 
 void harness_add(const char *name, CMUnitTestFunction run, const test_case *c) {
     char text[512], full[640];
+    entry e = {.name = name};
     snprintf(full, sizeof full, "%s", name);
     if (c) {
+        e.c = *c;
         case_print(text, sizeof text, c);
         snprintf(full, sizeof full, "%s %s", name, text);
     }
@@ -45,8 +58,9 @@ void harness_add(const char *name, CMUnitTestFunction run, const test_case *c) {
     tests[test_count++] = (struct CMUnitTest){
         .name = keep(full, strlen(full) + 1),
         .test_func = run,
+        .setup_func = note_name,
         .teardown_func = clear_pool,
-        .initial_state = c ? keep(c, sizeof *c) : NULL,
+        .initial_state = keep(&e, sizeof e),
     };
 }
 
@@ -55,8 +69,9 @@ void harness_add_all(const char *name, CMUnitTestFunction run, const case_list *
     size_t step = thin && atoi(thin) > 1 ? (size_t)atoi(thin) : 1;
     test_case c;
     if (env.only) {
-        if (!case_parse(&c, env.only)) {
-            fprintf(stderr, "case not understood: %s\n", env.only);
+        if (strcmp(name, env.only) != 0) return;
+        if (!case_parse(&c, env.only_case)) {
+            fprintf(stderr, "case not understood: %s\n", env.only_case);
             exit(2);
         }
         harness_add(name, run, &c);
@@ -66,6 +81,10 @@ void harness_add_all(const char *name, CMUnitTestFunction run, const case_list *
 }
 
 int harness_run(void) {
+    if (test_count == 0) {
+        printf("skipped: nothing here is for %s\n", env.device);
+        return EXIT_SKIP;
+    }
     int failed = _cmocka_run_group_tests(env.program, tests, test_count, NULL, NULL);
     for (size_t i = 0; i < test_count; i++) {
         free((void *)(uintptr_t)tests[i].name);
@@ -130,12 +149,12 @@ int harness_supports(ht_dtype dtype) {
 int harness_main(int argc, char **argv, void (*list)(void)) {
     const char *slash = strrchr(argv[0], '/');
     env.program = slash ? slash + 1 : argv[0];
-    if (argc < 2 || argc > 3) {
-        fprintf(stderr, "usage: %s DEVICE [CASE]\n", env.program);
+    if (argc != 2 && argc != 4) {
+        fprintf(stderr, "usage: %s DEVICE [TEST CASE]\n", env.program);
         return 2;
     }
     env.device = argv[1];
-    env.only = argc > 2 ? argv[2] : NULL;
+    if (argc == 4) env.only = argv[2], env.only_case = argv[3];
     env.cuda = strncmp(env.device, "cuda", 4) == 0;
     if (!device_present(env.device)) return EXIT_SKIP;
     if (open_context(&env.ctx, 0) != HT_OK) {
@@ -159,7 +178,7 @@ void harness_fail(const test_case *c, const char *format, ...) {
     va_end(args);
     if (c) {
         case_print(text, sizeof text, c);
-        fprintf(stderr, "\nrepeat: %s %s %s", env.program, env.device, text);
+        fprintf(stderr, "\nrepeat: %s %s \"%s\" %s", env.program, env.device, env.running, text);
     }
     fprintf(stderr, "\n");
     _fail(__FILE__, __LINE__);

@@ -2,8 +2,9 @@
  * What every test program stands on: the device under test, problems on that device with
  * sentinels around every buffer, and the tolerance rule.
  *
- * A program is called as  test_x DEVICE [CASE]  - with a case (the line a failure prints) it runs
- * that case alone. It returns the number of failed tests, or 77 if the machine has no such device.
+ * A program is called as  test_x DEVICE [TEST CASE]  - with a test and a case (a failure prints
+ * them) it runs that one alone. It returns the number of failed tests, or 77 if the machine has
+ * no such device.
  * HT_TEST_THIN=n keeps every n-th case (for sanitizers).
  */
 #ifndef HARNESS_H
@@ -25,7 +26,8 @@ typedef struct test_env {
     const char *program, *device;
     ht_context *ctx; /* on the device, default threads */
     int cuda;
-    const char *only; /* a case from the command line, or NULL */
+    const char *only, *only_case; /* a test and its case from the command line, or NULL */
+    const char *running;          /* the name of the test that runs */
 } test_env;
 extern test_env env;
 
@@ -107,6 +109,10 @@ view view_make(ht_context *ctx, const problem *p, ht_dtype type, int64_t heads, 
 /* Plan and buffers, inputs uploaded, everything else poisoned. Anything but HT_OK is the plan's
  * answer (UNSUPPORTED); other failures fail the test. */
 ht_status session_open(session *s, ht_context *ctx, const problem *p);
+/* The buffers alone, without plan and workspace: for ht_cache_extend. */
+void session_open_buffers(session *s, ht_context *ctx, const problem *p);
+/* Fails if anything was written that the last view_allow did not allow. */
+void session_check(session *s);
 void session_forward(session *s);
 void session_backward(session *s);
 /* The results so far; what was not computed is left alone. */

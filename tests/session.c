@@ -255,16 +255,10 @@ static void open_outputs(session *s) {
     s->args.saved = s->saved->device + GUARD_BYTES;
 }
 
-ht_status session_open(session *s, ht_context *ctx, const problem *p) {
+/* buffers and arguments, for a plan whose need is known */
+static void open_buffers(session *s) {
+    const problem *p = s->p;
     oracle_problem same = problem_oracle(p);
-    ht_attention_desc desc = problem_desc(p);
-    *s = (session){.ctx = ctx, .p = p};
-    ht_status status = ht_attention_create(&s->plan, ctx, &desc);
-    if (status == HT_UNSUPPORTED) return status;
-    harness_ok(ctx, status, &p->c);
-    pool_defer(destroy_plan, s->plan, NULL);
-    s->need = (ht_attention_need)HT_ATTENTION_NEED_INIT;
-    harness_ok(ctx, ht_attention_get_need(s->plan, &s->need), &p->c);
     s->args = (ht_attention_args)HT_ATTENTION_ARGS_INIT;
     s->grads = (ht_attention_grads)HT_ATTENTION_GRADS_INIT;
     s->args.batch = p->c.batch, s->args.length = p->c.packed ? 0 : p->c.length;
@@ -273,10 +267,28 @@ ht_status session_open(session *s, ht_context *ctx, const problem *p) {
     open_inputs(s);
     open_outputs(s);
     for (int i = 0; i < s->slab_count; i++) slab_upload(s->slabs[i]);
+}
+
+ht_status session_open(session *s, ht_context *ctx, const problem *p) {
+    ht_attention_desc desc = problem_desc(p);
+    *s = (session){.ctx = ctx, .p = p};
+    ht_status status = ht_attention_create(&s->plan, ctx, &desc);
+    if (status == HT_UNSUPPORTED) return status;
+    harness_ok(ctx, status, &p->c);
+    pool_defer(destroy_plan, s->plan, NULL);
+    s->need = (ht_attention_need)HT_ATTENTION_NEED_INIT;
+    harness_ok(ctx, ht_attention_get_need(s->plan, &s->need), &p->c);
+    open_buffers(s);
     return HT_OK;
 }
 
-static void check_all(session *s) {
+void session_open_buffers(session *s, ht_context *ctx, const problem *p) {
+    *s = (session){.ctx = ctx, .p = p};
+    open_buffers(s);
+    s->args.saved = NULL;
+}
+
+void session_check(session *s) {
     for (int i = 0; i < s->slab_count; i++) slab_check(s->slabs[i], &s->p->c, s->names[i]);
 }
 
@@ -287,7 +299,7 @@ void session_forward(session *s) {
     allow_inside(s->saved, 1), allow_inside(s->scratch_forward, 1);
     if (p->c.scratch) s->args.scratch = s->scratch_forward->device + GUARD_BYTES;
     harness_ok(s->ctx, ht_attention_forward(s->plan, &s->args), &p->c);
-    check_all(s);
+    session_check(s);
     view_allow(&s->out, p, 0, -1);
     if (p->c.lse) view_allow(&s->lse, p, 0, -1);
     allow_inside(s->saved, 0), allow_inside(s->scratch_forward, 0);
@@ -301,7 +313,7 @@ void session_backward(session *s) {
     allow_inside(s->scratch_backward, 1);
     if (p->c.scratch) s->args.scratch = s->scratch_backward->device + GUARD_BYTES;
     harness_ok(s->ctx, ht_attention_backward(s->plan, &s->args, &s->grads), &p->c);
-    check_all(s);
+    session_check(s);
     for (int i = 0; i < 3; i++) view_allow(set[i], p, 0, -1);
     if (s->dbias) allow_inside(s->dbias, 0);
     allow_inside(s->scratch_backward, 0);

@@ -79,7 +79,8 @@ static void every_entry(void **state) {
         double *x = inputs[part - PART_DQ], *g = outcome_part(&grads, part);
         for (int64_t i = 0; x && i < problem_part_size(&p, part); i++) {
             if (isnan(x[i])) {
-                if (g[i] != 0) harness_fail(&p.c, "masked %s[%d] is %g", part_names[part], (int)i, g[i]);
+                if (g[i] != 0)
+                    harness_fail(&p.c, "masked %s[%d] is %g", part_names[part], (int)i, g[i]);
                 continue;
             }
             int64_t n = problem_part_size(&p, part);
