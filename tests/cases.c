@@ -17,9 +17,9 @@ const test_case case_ways[] = {
     CASE(.query = HT_QUERY_FIRST, .causal = 1),
     CASE(.query = HT_QUERY_FINE),
     CASE(.query = HT_QUERY_FINE, .causal = 1),
-    CASE(.kind = HT_FULL, .query = HT_QUERY_FINE),
-    CASE(.kind = HT_FULL, .query = HT_QUERY_FINE, .causal = 1),
-    CASE(.kind = HT_LOCAL, .query = HT_QUERY_FINE),
+    CASE(.kind = HT_FULL, .query = HT_QUERY_MEAN), /* these two have no coarse queries: the */
+    CASE(.kind = HT_FULL, .query = HT_QUERY_MEAN, .causal = 1), /* mode must not matter */
+    CASE(.kind = HT_LOCAL, .query = HT_QUERY_FIRST),
     CASE(.kind = HT_LOCAL, .query = HT_QUERY_FINE, .causal = 1),
 };
 const size_t case_way_count = COUNT(case_ways);
@@ -204,7 +204,7 @@ void cases_dims(case_list *list, ht_dtype dtype) {
             c.dtype = dtype, c.length = 33 + (int64_t)w, c.block = i % 2 ? 4 : 8;
             c.head_dim = dims[i], c.value_dim = w % 3 == 0 ? other : dims[i];
             c.q_heads = 2, c.kv_heads = 1 + (int64_t)(w % 2);
-            c.rotary = i % 3 == 0 && dims[i] % 2 == 0 ? 10000 : 0;
+            c.rotary = i % 3 == 0 ? 10000 : 0;
             c.layout = (int64_t)(i + w) % LAYOUT_COUNT, c.seed = (int64_t)list->count + 1;
             cases_add(list, c);
         }
@@ -226,6 +226,7 @@ void cases_random(case_list *list, ht_dtype dtype, uint64_t seed, int count) {
         uint64_t s = seed * 1000003 + (uint64_t)i;
         test_case c = case_ways[test_random_below(&s, (int64_t)case_way_count)];
         c.dtype = dtype, c.seed = (int64_t)(test_random(&s) >> 40);
+        if (c.kind != HT_HIERARCHICAL) c.query = test_random_below(&s, 3);
         c.block = pick(&s, blocks, COUNT(blocks));
         c.batch = 1 + test_random_below(&s, 4);
         c.length = 1 + test_random_below(&s, once_in(&s, 4) ? 200 : 70);
@@ -237,7 +238,7 @@ void cases_random(case_list *list, ht_dtype dtype, uint64_t seed, int count) {
         c.value_dim = once_in(&s, 2) ? c.head_dim : pick(&s, dims, COUNT(dims));
         c.bias = once_in(&s, 2), c.lse = once_in(&s, 2), c.dlse = once_in(&s, 3);
         c.scale = once_in(&s, 4) ? 1 + test_random_below(&s, 600) : 0;
-        c.rotary = once_in(&s, 3) && c.head_dim % 2 == 0 ? 10000 : 0;
+        c.rotary = once_in(&s, 3) ? 10000 : 0;
         c.mask = once_in(&s, 2) ? test_random_below(&s, MASK_COUNT) : MASK_NONE;
         c.layout = test_random_below(&s, LAYOUT_COUNT);
         c.dropout = once_in(&s, 4) ? 5 + test_random_below(&s, 60) : 0;

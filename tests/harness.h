@@ -113,6 +113,8 @@ ht_status session_open(session *s, ht_context *ctx, const problem *p);
 void session_open_buffers(session *s, ht_context *ctx, const problem *p);
 /* Fails if anything was written that the last view_allow did not allow. */
 void session_check(session *s);
+/* Every output and workspace may be written from here on. */
+void session_allow_all(session *s);
 void session_forward(session *s);
 void session_backward(session *s);
 /* The results so far; what was not computed is left alone. */

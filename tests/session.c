@@ -292,6 +292,15 @@ void session_check(session *s) {
     for (int i = 0; i < s->slab_count; i++) slab_check(s->slabs[i], &s->p->c, s->names[i]);
 }
 
+void session_allow_all(session *s) {
+    view *set[] = {&s->out, &s->lse, &s->dq, &s->dk, &s->dv};
+    slab *inside[] = {s->dbias, s->saved, s->scratch_forward, s->scratch_backward};
+    for (size_t i = 0; i < COUNT(set); i++)
+        if (set[i]->in) view_allow(set[i], s->p, 1, -1);
+    for (size_t i = 0; i < COUNT(inside); i++)
+        if (inside[i]) allow_inside(inside[i], 1);
+}
+
 void session_forward(session *s) {
     const problem *p = s->p;
     view_allow(&s->out, p, 1, -1);

@@ -4,6 +4,7 @@
  */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "counting.h"
@@ -81,6 +82,23 @@ static void contexts(void **state) {
         assert_non_null(strstr(ht_context_error(NULL), cuda[i]));
     }
     ht_context_destroy(NULL);
+}
+
+/* NULL: the environment's device, else the best CPU */
+static void default_device(void **state) {
+    (void)state;
+    ht_context *made;
+    setenv("HTRANSFORMER_DEVICE", env.device, 1);
+    assert_int_equal(ht_context_create(&made, NULL), HT_OK);
+    assert_string_equal(ht_context_device(made), env.device);
+    ht_context_destroy(made);
+    setenv("HTRANSFORMER_DEVICE", "toaster", 1);
+    assert_int_equal(ht_context_create(&made, NULL), HT_INVALID);
+    assert_non_null(strstr(ht_context_error(NULL), "toaster"));
+    unsetenv("HTRANSFORMER_DEVICE");
+    assert_int_equal(ht_context_create(&made, NULL), HT_OK);
+    assert_memory_equal(ht_context_device(made), "cpu:", 4);
+    ht_context_destroy(made);
 }
 
 static void devices(void **state) {
@@ -463,6 +481,7 @@ static void list(void) {
     }
     harness_add("statuses", statuses, NULL);
     harness_add("contexts", contexts, NULL);
+    harness_add("default device", default_device, NULL);
     harness_add("devices", devices, NULL);
     harness_add("memory", memory, NULL);
     harness_add("plan shapes", plan_shapes, NULL);

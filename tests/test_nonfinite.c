@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "harness.h"
+#include "decoder.h"
 
 enum { IN_Q, IN_K, IN_V };
 
@@ -127,6 +127,28 @@ static void everything(void **state) {
     }
 }
 
+/* NaN in one slot of a cache leaves the others alone, and is gone after a reset */
+static void slots_apart(void **state) {
+    problem p, hurt;
+    problem_make(&p, *state);
+    problem_make(&hurt, *state);
+    decoder calm = decoder_open(env.ctx, &p), d = decoder_open(env.ctx, &hurt);
+    const int64_t all[2] = {p.c.length, p.c.length};
+    decoder_feed(&calm, all);
+    int64_t q = p.c.q_heads * p.c.length, kv = p.c.kv_heads * p.c.length;
+    for (int64_t i = 0; i < q * p.c.head_dim; i++) hurt.q[i] = NAN; /* sequence 0 */
+    for (int64_t i = 0; i < kv * p.c.head_dim; i++) hurt.k[i] = NAN;
+    for (int64_t i = 0; i < kv * p.c.value_dim; i++) hurt.v[i] = NAN;
+    decoder_feed(&d, all);
+    int64_t at = q * p.c.value_dim;
+    assert_true(isnan(d.got.out[0]));
+    assert_memory_equal(d.got.out + at, calm.got.out + at, (size_t)at * sizeof(double));
+    harness_ok(env.ctx, ht_cache_reset(d.cache, d.slot[0]), &p.c);
+    d.p = &p, d.done[0] = 0;
+    decoder_feed_one(&d, 0, p.c.length);
+    check_same_bits(&p, &calm.got, &d.got, PARTS_FORWARD, "after NaN and reset");
+}
+
 static void list(void) {
     static const test_case with[] = {
         CASE(.length = 70, .q_heads = 4, .kv_heads = 2),
@@ -144,6 +166,13 @@ static void list(void) {
     }
     harness_add_all("spreading", spreading, &cases);
     harness_add_all("everything", everything, &cases);
+    cases_free(&cases);
+    for (size_t w = 0; w < case_way_count; w++) {
+        test_case c = case_ways[w];
+        c.length = 60, c.block = 2, c.batch = 2, c.q_heads = 2;
+        if (c.causal) cases_add(&cases, c);
+    }
+    harness_add_all("slots apart", slots_apart, &cases);
     cases_free(&cases);
 }
 

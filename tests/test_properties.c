@@ -3,6 +3,7 @@
  * depend on memory layout, packing, threads or what lay in the buffers before.
  */
 #include <math.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "harness.h"
@@ -243,6 +244,39 @@ static void run_twice(void **state) {
     check_same_bits(&p, &a, &b, PARTS_ALL, "run twice");
 }
 
+static void *both_passes(void *user) {
+    session *s = user;
+    for (int i = 0; i < 20; i++) {
+        if (ht_attention_forward(s->plan, &s->args) != HT_OK) return s;
+        if (ht_attention_backward(s->plan, &s->args, &s->grads) != HT_OK) return s;
+    }
+    return NULL;
+}
+
+/* two contexts share nothing: both at work at once, each gives what it gives alone */
+static void two_contexts(void **state) {
+    problem p;
+    session s[2];
+    pthread_t thread[2];
+    void *failed[2];
+    problem_make(&p, *state);
+    outcome alone = run_problem(env.ctx, &p), got = outcome_make(&p);
+    for (int i = 0; i < 2; i++) {
+        if (session_open(&s[i], harness_context(2), &p) == HT_UNSUPPORTED) skip();
+        s[i].args.scratch = NULL;
+    }
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, both_passes, &s[i]), 0);
+    for (int i = 0; i < 2; i++) pthread_join(thread[i], &failed[i]);
+    for (int i = 0; i < 2; i++) {
+        assert_null(failed[i]);
+        session_allow_all(&s[i]);
+        session_check(&s[i]);
+        session_read(&s[i], &got);
+        check_same_bits(&p, &alone, &got, PARTS_ALL, "beside another context");
+    }
+}
+
 /* without saved and lse forward gives the same out */
 static void inference(void **state) {
     problem p;
@@ -369,6 +403,8 @@ static const property properties[] = {
     {"run twice", run_twice, 0,
      {CASE(.length = 130, .bias = 1, .q_heads = 4, .kv_heads = 2),
       CASE(.length = 90, .batch = 3, .packed = 2, .scratch = 0, .bias = 1), NONE, NONE}},
+    {"two contexts", two_contexts, 0,
+     {CASE(.length = 120, .q_heads = 4, .kv_heads = 2), NONE, NONE, NONE}},
     {"inference", inference, 0,
      {CASE(.length = 100, .bias = 1), CASE(.length = 64, .q_heads = 2, .dropout = 30), NONE, NONE}},
     {"dbias adds", dbias_adds, 0,
