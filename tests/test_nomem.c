@@ -206,7 +206,7 @@ static void every_allocation(void **state) {
     all_steps(&calm);
     give_back(&calm);
     print_message("%ld allocations\n", calm.count.total);
-    assert_true(calm.count.total > 5);
+    assert_true(calm.count.total >= 3); /* context, plan, cache */
     for (long n = 1; n <= calm.count.total; n++) {
         memset(&r, 0, sizeof r);
         r.count.fail_at = n;
