@@ -24,8 +24,13 @@ if(HT_CUDA AND cuda_sources)
 endif()
 
 if(HT_WITH_CUDA)
-  if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
+  if(NOT CMAKE_CUDA_ARCHITECTURES) # Ampere and later; Hopper by itself if nvcc knows it
+    execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --version OUTPUT_VARIABLE nvcc_version)
+    string(REGEX MATCH "release ([0-9]+)" nvcc_version "${nvcc_version}")
+    set(CMAKE_CUDA_ARCHITECTURES 80)
+    if(CMAKE_MATCH_1 GREATER_EQUAL 12)
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
+    endif()
   endif()
   set(CMAKE_CUDA_STANDARD 17)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
@@ -33,11 +38,11 @@ if(HT_WITH_CUDA)
   find_package(CUDAToolkit REQUIRED)
   add_library(ht_cuda OBJECT ${cuda_sources})
   target_include_directories(ht_cuda PRIVATE include src)
-  # without exceptions the objects need no C++ runtime and the C compiler can link them
   target_compile_options(ht_cuda PRIVATE -O3 -lineinfo
     -Xcompiler=-fvisibility=hidden,-fno-exceptions,-fno-rtti)
   set(kernel_objects $<TARGET_OBJECTS:ht_cuda>)
-  set(kernel_libraries CUDA::cudart_static)
+  # all that launches want of the C++ library are the guards of their static variables
+  set(kernel_libraries CUDA::cudart_static stdc++)
   message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, for ${CMAKE_CUDA_ARCHITECTURES}")
 else()
   list(APPEND library_sources src/cuda/none.c) # says "this build has no CUDA"
