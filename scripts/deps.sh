@@ -29,6 +29,16 @@ has_clang_openmp() {
     return $status
 }
 
+# the packages as apt-get is to get them: those ended by "?" only where they exist by that name
+packages() {
+    for package in $missing; do
+        case $package in
+        *\?) ! apt-cache show "${package%\?}" >/dev/null 2>&1 || printf ' %s' "${package%\?}" ;;
+        *) printf ' %s' "$package" ;;
+        esac
+    done
+}
+
 install_missing() {
     [ -n "$missing" ] || return 0
     as_root=""
@@ -36,18 +46,18 @@ install_missing() {
         as_root="sudo"
         [ -t 0 ] || as_root="sudo -n" # nobody there to type a password
     fi
-    command="apt-get install -y --no-install-recommends$missing"
     if ! command -v apt-get >/dev/null || ! $as_root true 2>/dev/null; then
-        say "missing:$missing"
-        echo "Please run this, then start again (on other systems: the packages of like names):"
-        echo "    sudo $command"
+        echo "Some packages are missing. Please run this, then start again"
+        echo "(on other systems than Debian and Ubuntu: the packages of like names):"
+        echo "    sudo apt-get install -y$(packages)"
         exit 1
     fi
-    say "installing what is missing:$missing"
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get update -q </dev/null ||
+    as_root="$as_root env DEBIAN_FRONTEND=noninteractive"
+    $as_root apt-get update -q </dev/null ||
         say "apt-get update failed; trying with the package lists that are here"
-    # shellcheck disable=SC2086 # words, not one word
-    $as_root env DEBIAN_FRONTEND=noninteractive $command </dev/null || exit 1
+    say "installing what is missing:$(packages)"
+    # shellcheck disable=SC2046 # words, not one word
+    $as_root apt-get install -y --no-install-recommends $(packages) </dev/null || exit 1
     missing=""
 }
 

@@ -18,7 +18,7 @@ need pkg-config command -v pkg-config
 need libcmocka-dev has_header cmocka.h
 need clang command -v clang
 need clang-format command -v clang-format
-need "libclang-rt-dev libomp-dev" has_clang_openmp
+need "libclang-rt-dev? libomp-dev" has_clang_openmp
 install_missing
 
 log=$(mktemp)
