@@ -15,7 +15,15 @@ function said(line, word) {
     p[id] += said($0, "PASSED")
     f[id] += said($0, "FAILED")
     s[id] += said($0, "SKIPPED")
-    text[id] = text[id] $0 "\n"
+    # of cmocka's lines only those of tests that did not end well
+    if (/\[ RUN      \]/) {
+        running[id] = $0 "\n"
+    } else if (/\[       OK \]/) {
+        running[id] = ""
+    } else {
+        text[id] = text[id] running[id] $0 "\n"
+        running[id] = ""
+    }
 }
 /^ *[0-9]+\/[0-9]+ Test +#[0-9]+:/ {
     id = $0

@@ -61,12 +61,13 @@ install_missing() {
     missing=""
 }
 
-# what the build itself cannot do without
+# what the build needs
 need_build() {
     need gcc command -v cc
     need libc6-dev has_header stdio.h
     need cmake command -v cmake
     need ninja-build command -v ninja
+    need libopenblas-dev has_header cblas.h # what bench compares with; the build can do without
 }
 
 # says which CUDA compiler the build will find
