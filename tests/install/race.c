@@ -1,6 +1,6 @@
 /*
- * A data race on purpose, and a sum without one: does the thread sanitizer see through this OpenMP
- * runtime? Without the help of the runtime's tool it would also blame the second loop.
+ * A data race if asked for, else none: can the thread sanitizer tell them apart on this system?
+ * Blind to the barrier between the loops, it would blame the second one. scripts/test.sh runs both.
  */
 #include <stdio.h>
 #include <string.h>
