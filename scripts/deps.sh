@@ -2,9 +2,10 @@
 # Read by the other scripts (`. scripts/deps.sh`), not run: says what is missing and gets it.
 #
 #     need PACKAGE COMMAND...   COMMAND fails: PACKAGE (its Debian and Ubuntu name) is missing
+#     want PACKAGE COMMAND...   the same, but things go on without it
 #     install_missing           installs all of it with apt-get if it may; else says how and stops
 
-missing=""
+missing="" wanted=""
 
 say() { printf '== %s\n' "$*"; }
 
@@ -12,6 +13,12 @@ need() {
     package=$1
     shift
     "$@" >/dev/null 2>&1 || missing="$missing $package"
+}
+
+want() {
+    package=$1
+    shift
+    "$@" >/dev/null 2>&1 || wanted="$wanted $package"
 }
 
 # a header is there if the compiler finds it; without a compiler everything is missing anyway
@@ -31,7 +38,7 @@ has_clang_openmp() {
 
 # the packages as apt-get is to get them: those ended by "?" only where they exist by that name
 packages() {
-    for package in $missing; do
+    for package in "$@"; do
         case $package in
         *\?) ! apt-cache show "${package%\?}" >/dev/null 2>&1 || printf ' %s' "${package%\?}" ;;
         *) printf ' %s' "$package" ;;
@@ -39,26 +46,29 @@ packages() {
     done
 }
 
+# shellcheck disable=SC2046,SC2086 # lists of words, all of them
 install_missing() {
-    [ -n "$missing" ] || return 0
+    [ -n "$missing$wanted" ] || return 0
     as_root=""
     if [ "$(id -u)" != 0 ]; then
         as_root="sudo"
-        [ -t 0 ] || as_root="sudo -n" # nobody there to type a password
+        [ -t 0 ] && [ -n "$missing" ] || as_root="sudo -n" # do not ask for a password
     fi
     if ! command -v apt-get >/dev/null || ! $as_root true 2>/dev/null; then
+        [ -z "$wanted" ] || say "going on without:$(packages $wanted)"
+        [ -n "$missing" ] || return 0
         echo "Some packages are missing. Please run this, then start again"
         echo "(on other systems than Debian and Ubuntu: the packages of like names):"
-        echo "    sudo apt-get install -y$(packages)"
+        echo "    sudo apt-get install -y$(packages $missing $wanted)"
         exit 1
     fi
     as_root="$as_root env DEBIAN_FRONTEND=noninteractive"
     $as_root apt-get update -q </dev/null ||
         say "apt-get update failed; trying with the package lists that are here"
-    say "installing what is missing:$(packages)"
-    # shellcheck disable=SC2046 # words, not one word
-    $as_root apt-get install -y --no-install-recommends $(packages) </dev/null || exit 1
-    missing=""
+    say "installing what is missing:$(packages $missing $wanted)"
+    $as_root apt-get install -y --no-install-recommends $(packages $missing $wanted) </dev/null ||
+        exit 1
+    missing="" wanted=""
 }
 
 # what the build needs
@@ -67,7 +77,7 @@ need_build() {
     need libc6-dev has_header stdio.h
     need cmake command -v cmake
     need ninja-build command -v ninja
-    need libopenblas-dev has_header cblas.h # what bench compares with; the build can do without
+    want libopenblas-dev has_header cblas.h # what bench compares with
 }
 
 # says which CUDA compiler the build will find
