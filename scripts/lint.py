@@ -11,7 +11,7 @@ import sys
 ROOMS = ["core", "", "cpu", "cuda", "attention", "layer", "model", "data", "train"]
 KERNELS = {"cpu", "cuda"}  # reached through op.h only: nobody outside includes them
 PUBLIC_ONLY = {"cli", "examples", "python", "bench"}  # these see htransformer.h and themselves
-TESTS_MAY_SEE = {"core", ""}  # besides the public header
+TESTS_MAY_SEE = {"core", ""}  # of src/, besides the public header and parts of cli/
 
 COLUMNS, FILE_LINES, FUNCTION_LINES = 100, 900, 80
 C_FILES = {".c", ".h", ".cu", ".cuh", ".inc"}
@@ -55,12 +55,14 @@ def include_fault(root, path, name):
         if ROOMS.index(target) > ROOMS.index(own):
             return "points upward, from %s to %s" % (own or "src", target or "src")
         return None
-    if ".." in name or not (root / path.parent / name).is_file():
-        if where == "tests" and ".." not in name and (root / "src" / name).is_file():
-            room = room_of(name)
-            return None if room in TESTS_MAY_SEE else "lets a test see %s/" % room
-        return "is not htransformer.h and not of this folder"
-    return None
+    if ".." not in name and (root / path.parent / name).is_file():
+        return None
+    if where == "tests" and (root / "src" / name).is_file():
+        room = room_of(name)
+        return None if room in TESTS_MAY_SEE else "lets a test see %s/" % room
+    if where == "tests" and (root / "cli" / name).is_file():
+        return None
+    return "is not htransformer.h and not of this folder"
 
 
 def check_includes(root, path, text):
@@ -69,10 +71,11 @@ def check_includes(root, path, text):
         if not match:
             continue
         kind, name = match.groups()
-        if kind == '"':
+        ours = any((root / room / name).is_file() for room in ("src", "cli"))
+        if kind == '"' or ours:  # <> is no way around
             fault = include_fault(root, path, name)
             if fault:
-                yield number, 'include "%s" %s' % (name, fault)
+                yield number, "include of %s %s" % (name, fault)
         elif CUDA_HEADER.match(name) and path.parts[:2] != ("src", "cuda"):
             yield number, "CUDA headers belong into src/cuda"
 

@@ -47,6 +47,7 @@ caught "op.h includes attention" "points upward" src/op.h '#include "attention/p
 caught "attention includes a kernel" "reaches into cpu" src/attention/p.c '#include "cpu/k.h"'
 caught "a way around by .." "no room" src/attention/p.c '#include "../cpu/k.h"'
 caught "the command line includes src" "not htransformer.h" cli/main.c '#include "core/a.h"'
+caught "a way around by <>" "not htransformer.h" cli/main.c '#include <core/a.h>'
 caught "a test includes a kernel" "test see cpu" tests/test_a.c '#include "cpu/k.h"'
 caught "a CUDA header outside" "CUDA headers" src/core/a.h '#include <cuda_runtime.h>'
 caught "a printf in the library" "printf" src/core/a.h 'int g(void) { return printf("x"); }'
