@@ -16,15 +16,15 @@ say "what this build and this machine can do"
 run info
 
 say "time against length: twice the rows, twice the time"
-run bench attention --kind hierarchical --length 512 --length 1024 --length 2048 --length 4096
+run bench attention --kind hierarchical --length 512,1024,2048,4096
 
 say "full attention: twice the rows, four times the time"
-run bench attention --kind full --length 512 --length 1024 --length 2048 --length 4096
+run bench attention --kind full --length 512,1024,2048,4096
 
 say "decoding row by row: the state grows by one level when the context doubles"
-run bench decode --length 1024 --length 4096 --length 16384
+run bench decode --length 1024,4096,16384
 
 say "and of full attention, which keeps every row"
-run bench decode --kind full --length 1024 --length 4096
+run bench decode --kind full --length 1024,4096
 
 say "what is computed and why: docs/attention.md; in your own program: examples/attend.c"
