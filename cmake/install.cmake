@@ -34,7 +34,7 @@ string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
 set(pc_private "-fopenmp -lm")
 if(HT_WITH_CUDA)
   string(APPEND pc_private
-    " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lstdc++ -ldl -lrt -lpthread")
+    " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lpthread")
 endif()
 configure_file(cmake/htransformer.pc.in htransformer.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/htransformer.pc

@@ -38,11 +38,15 @@ if(HT_WITH_CUDA)
   find_package(CUDAToolkit REQUIRED)
   add_library(ht_cuda OBJECT ${cuda_sources})
   target_include_directories(ht_cuda PRIVATE include src)
+  # no exceptions and no C++ library: the objects are linked by the C compiler
   target_compile_options(ht_cuda PRIVATE -O3 -lineinfo
-    -Xcompiler=-fvisibility=hidden,-fno-exceptions,-fno-rtti)
+    -Xcompiler=-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
+    -Xcompiler=-Wall,-Wextra,-Wshadow)
+  if(HT_WERROR)
+    target_compile_options(ht_cuda PRIVATE -Werror=all-warnings -Xcompiler=-Werror)
+  endif()
   set(kernel_objects $<TARGET_OBJECTS:ht_cuda>)
-  # all that launches want of the C++ library are the guards of their static variables
-  set(kernel_libraries CUDA::cudart_static stdc++)
+  set(kernel_libraries CUDA::cudart_static)
   message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, for ${CMAKE_CUDA_ARCHITECTURES}")
 else()
   list(APPEND library_sources src/cuda/none.c) # says "this build has no CUDA"
