@@ -1,33 +1,52 @@
-# Which kernel files exist and how each is compiled. Sets kernel_objects and kernel_libraries.
+# Which kernel files exist and how each is compiled. Sets kernel_objects, kernel_libraries and
+# HT_WITH_CUDA; adds to library_sources.
 set(kernel_objects)
 set(kernel_libraries)
+set(HT_WITH_CUDA OFF)
 
 # one source per instruction set, chosen at run time
 set_source_files_properties(src/cpu/avx2.c PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma")
-set_source_files_properties(src/cpu/avx512.c PROPERTIES
-  COMPILE_OPTIONS "-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mprefer-vector-width=512")
+set_source_files_properties(src/cpu/avx512.c PROPERTIES COMPILE_OPTIONS
+  "-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mprefer-vector-width=512")
 
-set(cuda_compiler NOTFOUND)
-if(HT_CUDA)
-  include(CheckLanguage)
-  check_language(CUDA)
-  set(cuda_compiler ${CMAKE_CUDA_COMPILER})
-endif()
 file(GLOB cuda_sources CONFIGURE_DEPENDS src/cuda/*.cu)
-if(cuda_compiler AND cuda_sources)
-  if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
+if(HT_CUDA AND cuda_sources)
+  # nvcc is often installed without being on the PATH
+  find_program(HT_NVCC nvcc HINTS ENV CUDACXX PATHS /usr/local/cuda/bin)
+  if(HT_NVCC AND NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    set(ENV{CUDACXX} ${HT_NVCC})
+  endif()
+  include(CheckLanguage)
+  check_language(CUDA) # fails, too, where nvcc does not like the host compiler
+  if(CMAKE_CUDA_COMPILER)
+    set(HT_WITH_CUDA ON)
+  endif()
+endif()
+
+if(HT_WITH_CUDA)
+  if(NOT CMAKE_CUDA_ARCHITECTURES) # Ampere and later; Hopper by itself if nvcc knows it
+    execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --version OUTPUT_VARIABLE nvcc_version)
+    string(REGEX MATCH "release ([0-9]+)" nvcc_version "${nvcc_version}")
+    set(CMAKE_CUDA_ARCHITECTURES 80)
+    if(CMAKE_MATCH_1 GREATER_EQUAL 12)
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
+    endif()
   endif()
   set(CMAKE_CUDA_STANDARD 17)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   enable_language(CUDA)
+  find_package(CUDAToolkit REQUIRED)
   add_library(ht_cuda OBJECT ${cuda_sources})
   target_include_directories(ht_cuda PRIVATE include src)
-  target_compile_options(ht_cuda PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:-O3 -lineinfo -Xcompiler=-fvisibility=hidden>)
+  # no exceptions and no C++ library: the objects are linked by the C compiler
+  target_compile_options(ht_cuda PRIVATE -O3 -lineinfo
+    -Xcompiler=-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
+    -Xcompiler=-Wall,-Wextra,-Wshadow)
+  if(HT_WERROR)
+    target_compile_options(ht_cuda PRIVATE -Werror=all-warnings -Xcompiler=-Werror)
+  endif()
   set(kernel_objects $<TARGET_OBJECTS:ht_cuda>)
   set(kernel_libraries CUDA::cudart_static)
-  find_package(CUDAToolkit REQUIRED)
   message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, for ${CMAKE_CUDA_ARCHITECTURES}")
 else()
   list(APPEND library_sources src/cuda/none.c) # says "this build has no CUDA"

@@ -1,0 +1,41 @@
+# What `cmake --install` puts where: header, both libraries, pkg-config file, CMake package, the
+# command line. Components: runtime (shared library, command) and development (all else).
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/htransformer)
+
+install(FILES include/htransformer.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  COMPONENT development)
+install(TARGETS htransformer_shared EXPORT shared
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development)
+install(TARGETS htransformer_static EXPORT static
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+if(TARGET htransformer)
+  install(TARGETS htransformer RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
+endif()
+install(FILES LICENSE README.md CHANGELOG.md docs/attention.md
+  DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
+
+# find_package(htransformer): targets htransformer::htransformer and htransformer::static
+foreach(type shared static)
+  install(EXPORT ${type} NAMESPACE htransformer:: FILE htransformer-${type}.cmake
+    DESTINATION ${package_dir} COMPONENT development)
+endforeach()
+configure_package_config_file(cmake/config.cmake.in htransformer-config.cmake
+  INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file(htransformer-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/htransformer-config.cmake
+              ${CMAKE_CURRENT_BINARY_DIR}/htransformer-config-version.cmake
+  DESTINATION ${package_dir} COMPONENT development)
+
+# pkg-config [--static] htransformer; paths relative to the file, so that a prefix can be moved
+file(RELATIVE_PATH pc_prefix /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
+string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
+set(pc_private "-fopenmp -lm")
+if(HT_WITH_CUDA)
+  string(APPEND pc_private
+    " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lpthread")
+endif()
+configure_file(cmake/htransformer.pc.in htransformer.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/htransformer.pc
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)

@@ -1,0 +1,62 @@
+#!/bin/sh
+# The lint's own test: a clean tree passes, and each fault put into it is caught by its name.
+set -eu
+lint=$(cd "$(dirname "$0")" && pwd)/lint.py
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+failed=0
+
+fresh() {
+    rm -rf "${tree:?}"/*
+    mkdir -p "$tree/include" "$tree/src/core" "$tree/src/cpu" "$tree/src/attention" "$tree/cli" \
+        "$tree/tests"
+    for header in include/htransformer.h src/op.h src/core/a.h src/cpu/k.h src/attention/p.h; do
+        echo '/* a header */' >"$tree/$header"
+    done
+    printf '%s\n' '/* a file */' '#include "core/a.h"' '#include "op.h"' '#include "p.h"' \
+        'int f(void) {' '    return 0; /* printf("x") */' '}' >"$tree/src/attention/p.c"
+    printf '%s\n' '/* a test */' '#include "core/a.h"' '#include "htransformer.h"' \
+        >"$tree/tests/test_a.c"
+}
+
+# caught NAME WORDS FILE LINE...: with the lines added to FILE, lint fails and says WORDS
+caught() {
+    name=$1 words=$2 file=$3
+    shift 3
+    fresh
+    case $file in
+    *.c) [ -e "$tree/$file" ] || echo '/* a file */' >"$tree/$file" ;;
+    esac
+    printf '%s\n' "$@" >>"$tree/$file"
+    if python3 "$lint" "$tree" >"$tree/out" || ! grep -q "^$file:[0-9]*: .*$words" "$tree/out"; then
+        echo "not caught: $name"
+        cat "$tree/out"
+        failed=1
+    else
+        echo "caught: $name"
+    fi
+}
+
+fresh
+python3 "$lint" "$tree" || { echo "a clean tree does not pass"; failed=1; }
+
+long=$(printf '%098d' 0)
+many=$(printf '    x++;\n%.0s' $(seq 80))
+caught "core includes op.h" "points upward" src/core/a.h '#include "op.h"'
+caught "op.h includes attention" "points upward" src/op.h '#include "attention/p.h"'
+caught "attention includes a kernel" "reaches into cpu" src/attention/p.c '#include "cpu/k.h"'
+caught "a way around by .." "no room" src/attention/p.c '#include "../cpu/k.h"'
+caught "the command line includes src" "not htransformer.h" cli/main.c '#include "core/a.h"'
+caught "a way around by <>" "not htransformer.h" cli/main.c '#include <core/a.h>'
+caught "a test includes a kernel" "test see cpu" tests/test_a.c '#include "cpu/k.h"'
+caught "a CUDA header outside" "CUDA headers" src/core/a.h '#include <cuda_runtime.h>'
+caught "a printf in the library" "printf" src/core/a.h 'int g(void) { return printf("x"); }'
+caught "an exit in the library" "exit" src/core/a.h 'void g(void) { exit(1); }'
+caught "an assert in the library" "assert" src/core/a.h 'void g(void) { assert(1); }'
+caught "a long line" "101 columns" src/op.h "// $long"
+caught "a tab" "a tab" cli/main.c "$(printf '\tint x;')"
+caught "a long function" "function of 82 lines" src/core/a.c "int h(int x) {" "$many" "}"
+caught "a long file" "more than 900 lines" src/core/a.c "$(printf 'int x;\n%.0s' $(seq 901))"
+caught "something left open" "left open" src/op.h "/* TO""DO */"
+caught "a file that says nothing" "comment of its purpose" src/core/b.h "int x;"
+exit $failed
