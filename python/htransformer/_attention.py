@@ -16,7 +16,8 @@ def door_of(name, x):
     if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
         from ._torch import TorchDoor
         return TorchDoor
-    raise TypeError("%s must be a NumPy array or a PyTorch tensor, got %s" % (name, type(x).__name__))
+    raise TypeError("%s must be a NumPy array or a PyTorch tensor, got %s" %
+                    (name, type(x).__name__))
 
 
 def host_lengths(cu_seqlens):
@@ -64,21 +65,23 @@ def attention(q, k, v, *, causal=None, is_causal=None, query=None, block=16, kin
               return_lse=False, layout="blhd"):
     """Attention whose cost is linear in the length of the sequence.
 
-    q: (batch, length, heads, head_dim); k and v: (batch, length, kv_heads, ...), kv_heads a divisor of
-    heads (grouped queries need no switch). NumPy arrays or PyTorch tensors; the result is of the same
-    kind, with q's shape and the last dimension of v. PyTorch's autograd works on q, k, v and bias.
+    q: (batch, length, heads, head_dim); k and v: (batch, length, kv_heads, ...), kv_heads a
+    divisor of heads (grouped queries need no switch). NumPy arrays or PyTorch tensors; the result
+    is of the same kind, with q's shape and the last dimension of v. PyTorch's autograd works on q,
+    k, v and bias.
 
     causal          row i sees rows <= i; is_causal is the same
-    query           query of a cluster of rows at the coarse levels: "mean" (not with causal), "first" or
-                    "fine"; None: "first" with causal, else "mean"
+    query           query of a cluster of rows at the coarse levels: "mean" (not with causal),
+                    "first" or "fine"; None: "first" with causal, else "mean"
     block           rows of a block, even; the larger, the closer to exact attention
-    kind            "hierarchical", "full" (exact, quadratic) or "local" (a block and its neighbours)
+    kind            "hierarchical", "full" (exact, quadratic) or "local" (a block and its
+                    neighbours)
     scale           of the scores; None: 1/sqrt(head_dim); softmax_scale is the same
     bias            relative positions: (4*block - 1, heads), float32 (float64 with float64)
     key_mask, query_mask  (batch, length), bool or uint8: True takes part; for padding pass both
     rotary_theta    rotary positions at the exact level with this base
-    dropout_p       probability that a weight is dropped; seed and offset choose the mask, None draws a
-                    seed from PyTorch's generator (NumPy's for arrays)
+    dropout_p       probability that a weight is dropped; seed and offset choose the mask, None
+                    draws a seed from PyTorch's generator (NumPy's for arrays)
     cu_seqlens      packed sequences: q is (rows, heads, head_dim) and sequence b is the rows
                     cu_seqlens[b] ... cu_seqlens[b + 1] - 1, as in FlashAttention
     return_lse      also return log-sum-exp, (batch, heads, length); packed (heads, rows)
@@ -92,9 +95,10 @@ def attention(q, k, v, *, causal=None, is_causal=None, query=None, block=16, kin
 
 def attention_vjp(q, k, v, *, bias=None, key_mask=None, query_mask=None, cu_seqlens=None, seed=None,
                   offset=0, return_lse=False, **options):
-    """attention() on NumPy arrays with its gradient: returns (result, backward), where backward(dout,
-    dlse=None) gives (dq, dk, dv), and dbias as a fourth where there is a bias. Arguments as in
-    attention(); nothing may be changed in between. (PyTorch tensors have autograd.)"""
+    """attention() on NumPy arrays with its gradient: returns (result, backward), where
+    backward(dout, dlse=None) gives (dq, dk, dv), and dbias as a fourth where there is a bias.
+    Arguments as in attention(); nothing may be changed in between. (PyTorch tensors have
+    autograd.)"""
     o = _call.options(**options)
     door, a = gather(q, k, v, bias, key_mask, query_mask, cu_seqlens)
     if not hasattr(door, "attention_vjp"):
@@ -102,11 +106,11 @@ def attention_vjp(q, k, v, *, bias=None, key_mask=None, query_mask=None, cu_seql
     return door.attention_vjp(a, make_call(door, a, o, seed, offset), bool(return_lse))
 
 
-def attention_qkvpacked(qkv, *, bias=None, key_mask=None, query_mask=None, cu_seqlens=None, seed=None,
-                        offset=0, return_lse=False, **options):
-    """attention() on one fused tensor (batch, length, 3, heads, dim), packed (rows, 3, heads, dim), as a
-    projection to q, k and v leaves it; its gradient is one such tensor too. PyTorch only; arguments as in
-    attention(), less layout."""
+def attention_qkvpacked(qkv, *, bias=None, key_mask=None, query_mask=None, cu_seqlens=None,
+                        seed=None, offset=0, return_lse=False, **options):
+    """attention() on one fused tensor (batch, length, 3, heads, dim), packed (rows, 3, heads,
+    dim), as a projection to q, k and v leaves it; its gradient is one such tensor too. PyTorch
+    only; arguments as in attention(), less layout."""
     if "layout" in options:
         raise TypeError("attention_qkvpacked has no layout: qkv is (batch, length, 3, heads, dim)")
     o = _call.options(**options)
@@ -115,8 +119,8 @@ def attention_qkvpacked(qkv, *, bias=None, key_mask=None, query_mask=None, cu_se
         raise TypeError("attention_qkvpacked takes PyTorch tensors, got %s" % type(qkv).__name__)
     want = 4 if cu_seqlens is not None else 5
     if qkv.ndim != want or qkv.shape[-3] != 3:
-        raise InvalidError("qkv must be %s, got shape %s" % (
-            "(rows, 3, heads, dim) with cu_seqlens" if want == 4 else "(batch, length, 3, heads, dim)",
-            tuple(qkv.shape)))
+        names = "(rows, 3, heads, dim) with cu_seqlens" if want == 4 else \
+            "(batch, length, 3, heads, dim)"
+        raise InvalidError("qkv must be %s, got shape %s" % (names, tuple(qkv.shape)))
     door, a = gather(*qkv.unbind(-3), bias, key_mask, query_mask, cu_seqlens)
     return door.attention_qkvpacked(qkv, a, make_call(door, a, o, seed, offset), bool(return_lse))

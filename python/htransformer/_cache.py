@@ -1,4 +1,4 @@
-"""Decoding: the state of many sequences, extended by one token or by thousands with the same call."""
+"""Decoding: the state of many sequences, extended by one token or by thousands at a time."""
 import contextlib
 import ctypes
 import sys
@@ -22,21 +22,21 @@ def _dtype_name(dtype):
 
 
 class Cache:
-    """The decode state of `slots` sequences of one causal attention layer, each at its own position.
+    """The decode state of `slots` sequences of one causal layer, each at its own position.
 
-    Hierarchical attention keeps 2*block rows of keys and values per level and key head, whatever the
-    length of the sequence: there is no maximum. Prefill, chunks and single tokens are the same call,
-    extend(), and give what attention() gives for the whole sequence. No gradients.
+    Hierarchical attention keeps 2*block rows of keys and values per level and key head, whatever
+    the length of the sequence: there is no maximum. Prefill, chunks and single tokens are the same
+    call, extend(), and give what attention() gives for the whole sequence. No gradients.
 
     slots, heads, head_dim     sequences; query heads; their dimension
     kv_heads, value_dim        None: heads, head_dim
     block, query, kind, scale, rotary_theta, bias, layout     as in attention(), causal
-    dtype, device              of the tensors to come: "float32", torch.bfloat16, ...; "cpu", "cuda:0"
+    dtype, device              of the tensors to come: "float32", torch.bfloat16; "cpu", "cuda:0"
     """
 
     def __init__(self, slots, heads, head_dim, *, kv_heads=None, value_dim=None, block=16,
-                 query="first", kind="hierarchical", scale=None, softmax_scale=None, rotary_theta=None,
-                 bias=None, dtype="float32", device="cpu", layout="blhd"):
+                 query="first", kind="hierarchical", scale=None, softmax_scale=None,
+                 rotary_theta=None, bias=None, dtype="float32", device="cpu", layout="blhd"):
         o = _call.options(causal=True, query=query, block=block, kind=kind, scale=scale,
                           softmax_scale=softmax_scale, rotary_theta=rotary_theta, layout=layout)
         self.slots, self.heads, self.head_dim = slots, heads, head_dim
@@ -46,8 +46,8 @@ class Cache:
         self._device = self._open(str(device))
         self._lib = _library.library()
         values = (o.kind, o.query, _library.DTYPES[self.dtype], 1, int(bias is not None), 0, heads,
-                  self.kv_heads, head_dim, self.value_dim, o.block, 1, 1, 1, o.scale, o.rotary_theta,
-                  0.0)
+                  self.kv_heads, head_dim, self.value_dim, o.block, 1, 1, 1, o.scale,
+                  o.rotary_theta, 0.0)
         plan, handle = _plan.plan(self._context, values), c_void_p()
         with self._on_device():
             self._context.call(self._lib.ht_cache_create, byref(handle), plan.handle, slots)
@@ -79,18 +79,19 @@ class Cache:
 
     @contextlib.contextmanager
     def _on_device(self):
-        """CUDA: the device is current, and work of the current stream, if it is not the state's own,
-        is ordered before and after."""
+        """CUDA: the device is current, and work of the current stream, if it is not the state's
+        own, is ordered before and after."""
         if self._device is None:
             yield
             return
         import torch
+        from ._torch import current_context
         with torch.cuda.device(self._device):
             now = torch.cuda.current_stream()
-            own = torch.cuda.ExternalStream(self._context.stream)
-            if (now.cuda_stream or 1) == self._context.stream:
+            if current_context(self._device) is self._context:
                 yield
                 return
+            own = torch.cuda.ExternalStream(self._context.stream)
             own.wait_stream(now)
             yield
             now.wait_stream(own)
@@ -101,8 +102,8 @@ class Cache:
                return_lse=False):
         """Appends rows to sequences and attends with them: row t sees itself and all before it.
 
-        q, k and v as in attention(), NumPy arrays or tensors on the cache's device; the sequence b goes
-        to slot slots[b] (None: slot b). Returns the outputs, and log-sum-exp if wanted."""
+        q, k and v as in attention(), NumPy arrays or tensors on the cache's device; the sequence b
+        goes to slot slots[b] (None: slot b). Returns the outputs, and log-sum-exp if wanted."""
         door, a = gather(q, k, v, self.bias, key_mask, query_mask, cu_seqlens)
         shape = _call.shape_of(a, self.layout)
         _call.check_arrays(door, a, shape, self.block)

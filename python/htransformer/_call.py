@@ -1,8 +1,8 @@
 """One call of the attention, whatever the arrays are: check, describe, run.
 
-A "door" (_numpy.py, _torch.py) knows one array library: it hands out pointers, strides and memory. What is
-checked here is what the library cannot see: kinds of arrays, dtypes, shapes and devices. The rest is checked
-by the library, whose sentence is raised.
+A "door" (_numpy.py, _torch.py) knows one array library: it hands out pointers, strides and memory.
+What is checked here is what the library cannot see: kinds of arrays, dtypes, shapes and devices.
+The rest is checked by the library, whose sentence is raised.
 """
 from ctypes import POINTER, byref, c_int32, c_uint8, cast, sizeof
 from typing import Any, NamedTuple, Optional
@@ -132,10 +132,11 @@ def shape_of(a, layout):
 def _check_cu_seqlens(cu, rows):
     """Number of sequences and the longest length; their order is checked by the library."""
     if cu.ndim != 1 or len(cu) < 2:
-        raise InvalidError("cu_seqlens must be one-dimensional with at least two entries, got shape %s"
-                           % (cu.shape,))
+        raise InvalidError("cu_seqlens must be one-dimensional with at least two entries, got "
+                           "shape %s" % (cu.shape,))
     if int(cu[-1]) != rows:
-        raise InvalidError("cu_seqlens must end with the %d rows of q, got %d" % (rows, int(cu[-1])))
+        raise InvalidError("cu_seqlens must end with the %d rows of q, got %d" %
+                           (rows, int(cu[-1])))
     return len(cu) - 1, max(0, int((cu[1:] - cu[:-1]).max()))
 
 
@@ -189,8 +190,8 @@ def place_lse(door, lse, packed):
 
 
 def dense_strides(shape, like):
-    """Strides of a dense array whose dimensions lie in the order of an array with strides `like`, the
-    last one innermost: what comes out of a transposed view is a transposed view."""
+    """Strides of a dense array whose dimensions lie in the order of an array with strides `like`,
+    the last one innermost: what comes out of a transposed view is a transposed view."""
     order = sorted(range(len(shape) - 1), key=lambda i: like[i]) if len(shape) > 1 else []
     strides, step = [1] * len(shape), shape[-1]
     for i in order:
@@ -212,8 +213,8 @@ def lse_shape(a, shape):
 
 def plan_of(door, a, shape, o):
     rows, length = max(1, shape.rows), max(1, shape.length)
-    values = (o.kind, o.query, _library.DTYPES[door.dtype(a.q)], o.causal, int(a.bias is not None), 0,
-              shape.q_heads, shape.kv_heads, shape.head_dim, shape.value_dim, o.block, rows,
+    values = (o.kind, o.query, _library.DTYPES[door.dtype(a.q)], o.causal, int(a.bias is not None),
+              0, shape.q_heads, shape.kv_heads, shape.head_dim, shape.value_dim, o.block, rows,
               shape.batch, length, o.scale, o.rotary_theta, o.dropout)
     return plan(door.context(a.q), values)
 

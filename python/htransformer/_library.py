@@ -1,7 +1,7 @@
 """The shared library: where it is found, its structs and functions, its errors as exceptions.
 
-Everything here mirrors include/htransformer.h; tests/python/test_library.py compares the two field by
-field. The library is loaded at the first call, so that importing the package needs nothing.
+Everything here mirrors include/htransformer.h; tests/python/test_library.py compares the two field
+by field. The library is loaded at the first call, so that importing the package needs nothing.
 """
 import ctypes
 import os
@@ -186,7 +186,8 @@ def _prepare(lib):
         raise LibraryError("%s is not the htransformer library: %s" % (lib._name, error)) from None
     version = lib.ht_version().decode()
     if version.split(".")[:2] != VERSION.split(".")[:2]:
-        raise LibraryError("%s is version %s, this package needs %s" % (lib._name, version, VERSION))
+        raise LibraryError("%s is version %s, this package needs %s" %
+                           (lib._name, version, VERSION))
     return lib
 
 

@@ -16,26 +16,26 @@ class HAttention(nn.Module):
     """Multi-head self-attention of linear cost, with the arguments, parameters and state_dict of
     nn.MultiheadAttention.
 
-    Of its own: causal (the module is always causal; forward's is_causal asks for it per call), block,
-    query, kind, rotary_theta and scale as in htransformer.attention(), and relative_bias: a learned bias
-    of relative positions, (4*block - 1, num_heads), zero at first. With block >= length/2 and no bias or
-    rotary positions it computes what nn.MultiheadAttention does.
+    Of its own: causal (the module is always causal; forward's is_causal asks for it per call),
+    block, query, kind, rotary_theta and scale as in htransformer.attention(), and relative_bias: a
+    learned bias of relative positions, (4*block - 1, num_heads), zero at first. With block >=
+    length/2 and no bias or rotary positions it computes what nn.MultiheadAttention does.
     """
 
-    # nn.TransformerEncoderLayer's inference path takes the weights of a module that says True here and
-    # computes full attention itself, without calling the module
+    # nn.TransformerEncoderLayer's inference path takes the weights of a module that says True here
+    # and computes full attention itself, without calling the module
     _qkv_same_embed_dim = False
 
     def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, add_bias_kv=False,
-                 add_zero_attn=False, kdim=None, vdim=None, batch_first=False, device=None, dtype=None,
-                 *, causal=False, block=16, query=None, kind="hierarchical", rotary_theta=None,
-                 scale=None, relative_bias=False):
+                 add_zero_attn=False, kdim=None, vdim=None, batch_first=False, device=None,
+                 dtype=None, *, causal=False, block=16, query=None, kind="hierarchical",
+                 rotary_theta=None, scale=None, relative_bias=False):
         super().__init__()
         _refuse(add_bias_kv, "add_bias_kv is not supported")
         _refuse(add_zero_attn, "add_zero_attn is not supported")
         for name, dim in (("kdim", kdim), ("vdim", vdim)):
-            _refuse(dim not in (None, embed_dim), "%s must be embed_dim (%d): self-attention only, got %s",
-                    name, embed_dim, dim)
+            _refuse(dim not in (None, embed_dim),
+                    "%s must be embed_dim (%d): self-attention only, got %s", name, embed_dim, dim)
         _refuse(num_heads < 1 or embed_dim < 1 or embed_dim % num_heads,
                 "num_heads must divide embed_dim (%d), got %s", embed_dim, num_heads)
         _refuse(not 0 <= dropout < 1, "dropout must be in [0, 1), got %s", dropout)
@@ -68,15 +68,17 @@ class HAttention(nn.Module):
                 attn_mask=None, average_attn_weights=True, is_causal=False, cache=None):
         """(output, None), as nn.MultiheadAttention returns with need_weights=False.
 
-        query is (length, batch, embed_dim), with batch_first (batch, length, embed_dim), or (length,
-        embed_dim); key and value are None or query itself. key_padding_mask is True (or -inf) where a row
-        is padding: such rows take no part and their attention is zero. cache: one of new_cache(); the rows
-        continue its sequences, without gradients."""
-        _refuse((key is not None and key is not query) or (value is not None and value is not query),
+        query is (length, batch, embed_dim), with batch_first (batch, length, embed_dim), or
+        (length, embed_dim); key and value are None or query itself. key_padding_mask is True (or
+        -inf) where a row is padding: such rows take no part and their attention is zero. cache:
+        one of new_cache(); the rows continue its sequences, without gradients."""
+        _refuse((key is not None and key is not query)
+                or (value is not None and value is not query),
                 "key and value must be None or the query itself: HAttention is self-attention")
-        _refuse(need_weights, "need_weights must be False: the weights are never computed as a matrix")
-        _refuse(attn_mask is not None, "attn_mask is not supported; for a causal mask pass is_causal=True "
-                "alone, for padding key_padding_mask")
+        _refuse(need_weights,
+                "need_weights must be False: the weights are never computed as a matrix")
+        _refuse(attn_mask is not None, "attn_mask is not supported; for a causal mask pass "
+                "is_causal=True alone, for padding key_padding_mask")
         _refuse(query.is_nested, "query must be an ordinary tensor, got a nested one (build "
                 "nn.TransformerEncoder with enable_nested_tensor=False)")
         _refuse(query.dim() not in (2, 3) or query.shape[-1] != self.embed_dim,
@@ -124,17 +126,17 @@ class HAttention(nn.Module):
         if padding.dtype == torch.bool:
             mask = ~padding
         else:  # what nn.TransformerEncoder makes of a bool mask: 0 or -inf, to be added to scores
-            _refuse(not padding.is_floating_point(), "key_padding_mask must be bool or float, got %s",
-                    padding.dtype)
+            _refuse(not padding.is_floating_point(),
+                    "key_padding_mask must be bool or float, got %s", padding.dtype)
             mask = padding == 0
             _refuse(bool((~mask & (padding != float("-inf"))).any()),
                     "key_padding_mask, where it is float, must be 0 or -inf")
         return mask if mask.dim() == 2 else mask.unsqueeze(0)
 
     def new_cache(self, slots, dtype=None):
-        """A decode cache for this module's attention, for `slots` sequences; the learned bias is the one
-        of now. Pass it to forward; rows of sequence b continue slot b. dtype: of the activations, if not
-        the weights' (autocast)."""
+        """A decode cache for this module's attention, for `slots` sequences; the learned bias is
+        the one of now. Pass it to forward; rows of sequence b continue slot b. dtype: of the
+        activations, if not the weights' (autocast)."""
         weight = self.in_proj_weight
         dtype = dtype or weight.dtype
         bias = None if self.relative_bias is None else self._bias(dtype).detach().clone()

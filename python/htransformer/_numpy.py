@@ -42,7 +42,8 @@ class NumpyDoor:
         cls.check(name, x)
         want = dtype or _DTYPES[q.dtype]
         if _DTYPES[x.dtype] != want:
-            raise InvalidError("%s must be %s with q of %s, got %s" % (name, want, q.dtype, x.dtype))
+            raise InvalidError("%s must be %s with q of %s, got %s" %
+                               (name, want, q.dtype, x.dtype))
 
     @staticmethod
     def context(x):
@@ -80,7 +81,7 @@ class NumpyDoor:
 
     @classmethod
     def gradient(cls, name, x, shape, like):
-        """A gradient that comes in: any strides will do, those the library cannot read are copied."""
+        """A gradient that comes in; one the library cannot read is copied."""
         x = np.asarray(x)
         if x.shape != shape:
             raise InvalidError("%s must have shape %s, got %s" % (name, shape, x.shape))

@@ -1,9 +1,9 @@
 """Contexts and plans, kept for reuse.
 
-A context belongs to one thread at a time: each has a lock, held for the length of a call and for reading
-its error. (PyTorch runs backward on threads of its own, and calls leave Python's lock.) Plans are
-small; both lists are bounded, the longest unused goes first, and an object that somebody still holds
-lives on.
+A context belongs to one thread at a time: each has a lock, held for the length of a call and for
+reading its error. (PyTorch runs backward on threads of its own, and calls leave Python's lock.)
+Plans are small; both lists are bounded, the longest unused goes first, and an object that somebody
+still holds lives on.
 """
 import os
 import threading
@@ -24,8 +24,8 @@ _threads = 0
 
 
 def set_num_threads(threads):
-    """CPU threads of the calls to come; 0: PyTorch's number for tensors, OpenMP's for arrays. Results
-    do not depend on it, to the last bit."""
+    """CPU threads of the calls to come; 0: PyTorch's number for tensors, OpenMP's for arrays.
+    Results do not depend on it, to the last bit."""
     global _threads
     if not isinstance(threads, int) or threads < 0:
         raise _library.InvalidError("threads must be a number >= 0, got %r" % (threads,))
@@ -87,8 +87,8 @@ class Plan:
 
     def __init__(self, context, values):
         lib = _library.library()
-        desc, need, handle = AttentionDesc(sizeof(AttentionDesc), *values), AttentionNeed(), c_void_p()
-        need.size = sizeof(need)
+        desc, handle = AttentionDesc(sizeof(AttentionDesc), *values), c_void_p()
+        need = AttentionNeed(size=sizeof(AttentionNeed))
         context.call(lib.ht_attention_create, byref(handle), context.handle, byref(desc))
         context.call(lib.ht_attention_get_need, handle, byref(need))
         self.handle, self.context = handle, context
@@ -118,7 +118,7 @@ def plan(context, values):
 
 
 def clear_plans():
-    """Forgets all plans and contexts (a device's memory goes back when nothing uses it any more)."""
+    """Forgets all plans and contexts; a device's memory goes back when nothing uses it."""
     with _guard:
         _plans.clear()
         _contexts.clear()

@@ -1,9 +1,10 @@
 """The door for PyTorch tensors: CPU and CUDA, with autograd.
 
-Nothing is copied on the way in: strides go to the library as they are. On CUDA the calls go to PyTorch's
-current stream and take their memory from its allocator.
+Nothing is copied on the way in: strides go to the library as they are. On CUDA the calls go to
+PyTorch's current stream and take their memory from its allocator.
 """
 import contextlib
+import sys
 
 import torch
 
@@ -12,8 +13,8 @@ from ._library import InvalidError
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float64: "float64"}
 
-# cudaStreamLegacy. PyTorch's default stream has the handle 0, which the library takes for "a stream of
-# your own"; this is the other name of the same stream.
+# cudaStreamLegacy. PyTorch's default stream has the handle 0, which the library takes for "a
+# stream of your own"; this is the other name of the same stream.
 _LEGACY_STREAM = 1
 
 
@@ -63,8 +64,9 @@ class TorchDoor:
             raise InvalidError("%s must be float32, bfloat16 or float64, got %s"
                                % (name, str(x.dtype).replace("torch.", "")))
         if x.layout != torch.strided or x.device.type not in ("cpu", "cuda"):
-            raise InvalidError("%s must be an ordinary tensor on the CPU or a CUDA device, got %s on %s"
-                               % (name, x.layout, x.device))
+            raise InvalidError(
+                "%s must be an ordinary tensor on the CPU or a CUDA device, got %s on %s" %
+                (name, x.layout, x.device))
 
     @classmethod
     def same(cls, name, x, q, dtype=None):
@@ -120,8 +122,8 @@ class TorchDoor:
 
     @staticmethod
     def gradient(x):
-        """A gradient that comes in has the layout autograd gave it (a sum's is broadcast); one that the
-        library cannot read is copied."""
+        """A gradient that comes in has the layout autograd gave it (a sum's is broadcast); one
+        that the library cannot read is copied."""
         return x if _readable(x) else x.contiguous()
 
     @staticmethod
@@ -141,8 +143,8 @@ class TorchDoor:
     def attention_qkvpacked(qkv, a, call, return_lse):
         wanted = qkv.requires_grad or (a.bias is not None and a.bias.requires_grad)
         if torch.is_grad_enabled() and wanted:
-            return _AttentionQkvPacked.apply(qkv, a.bias, a.key_mask, a.query_mask, a.cu_seqlens, call,
-                                             return_lse)
+            return _AttentionQkvPacked.apply(qkv, a.bias, a.key_mask, a.query_mask, a.cu_seqlens,
+                                             call, return_lse)
         return TorchDoor.attention(a, call, return_lse)
 
 
@@ -199,3 +201,11 @@ class _AttentionQkvPacked(torch.autograd.Function):
         grads = _call.Grads(*dqkv.unbind(-3), dbias)
         _backward(ctx, a, out, saved, dout, dlse, grads)
         return dqkv, dbias, None, None, None, None, None
+
+
+# torch.compile cannot look into the library: tell it to leave these calls alone. Only where it is
+# in use already (this file is read at the first call): loading it takes seconds, and without being
+# told it comes to the same end, with warnings.
+if "torch._dynamo" in sys.modules:
+    for _name in ("attention", "attention_qkvpacked"):
+        setattr(TorchDoor, _name, staticmethod(torch.compiler.disable(getattr(TorchDoor, _name))))

@@ -10,6 +10,11 @@ for _path in (_HERE, os.path.join(_HERE, "..", "..", "python")):
     if _path not in sys.path:
         sys.path.insert(0, _path)
 
+import htransformer
+
+# thousands of tiny calls: threads would mostly wait for each other
+htransformer.set_num_threads(1)
+
 MODES = [("mean", False), ("first", True), ("first", False), ("fine", True), ("fine", False)]
 
 

@@ -1,8 +1,10 @@
 """Dense attention oracle in NumPy, straight from the definition in docs/attention.md.
 
-Every row meets every other at level(i, j) = min { l : |i div (block 2^l) - j div (block 2^l)| <= 1 }. A row's
-softmax runs over key clusters of all levels, each weighted by its number of valid rows. Computes in the
-precision of its inputs, so that the same code says what the plain algorithm loses in float32.
+Every row meets every other at one level,
+    level(i, j) = min { l : |i div (block 2^l) - j div (block 2^l)| <= 1 }.
+A row's softmax runs over key clusters of all levels, each weighted by its number of valid rows.
+Computes in the precision of its inputs, so that the same code says what the plain algorithm loses
+in float32.
 """
 import numpy as np
 
@@ -47,14 +49,16 @@ def cluster_queries(q, valid, level, query):
     rows = np.arange(len(q)) >> level
     if query == "mean":
         return cluster_means(q, valid, level)[0][rows]
-    first = [next((i for i in range(c << level, min((c + 1) << level, len(q))) if valid[i]), c << level)
-             for c in range(rows[-1] + 1)]
-    return q[np.array(first)][rows]
+    first = np.arange(rows[-1] + 1) << level
+    for i in reversed(range(len(q))):
+        if valid[i]:
+            first[i >> level] = i
+    return q[first][rows]
 
 
 def one_head(q, k, v, *, block=16, causal=False, query="mean", kind="hierarchical", scale=None,
              bias=None, k_valid=None, q_valid=None, theta=None):
-    """z [length, value_dim] and lse [length] of one head: q, k [length, dim], bias [4*block - 1]."""
+    """z [length, value_dim] and lse [length] of one head; bias: [4*block - 1]."""
     length, dtype = len(q), q.dtype
     q_valid = np.ones(length, bool) if q_valid is None else q_valid.astype(bool)
     k_valid = np.ones(length, bool) if k_valid is None else k_valid.astype(bool)
@@ -91,7 +95,7 @@ def one_head(q, k, v, *, block=16, causal=False, query="mean", kind="hierarchica
 
 
 def attention(q, k, v, *, bias=None, key_mask=None, query_mask=None, **options):
-    """z (batch, length, heads, dim) and lse (batch, heads, length), heads grouped over those of k."""
+    """z (batch, length, heads, dim) and lse (batch, heads, length); heads may share keys."""
     batch, length, heads, _ = q.shape
     group = heads // k.shape[2]
     z = np.zeros((batch, length, heads, v.shape[3]), q.dtype)

@@ -1,7 +1,8 @@
-"""Dense attention oracle in PyTorch, for chosen rows of one head: differentiable, any dtype and device.
+"""Dense attention oracle in PyTorch, for chosen rows of one head: differentiable, any dtype.
 
-Says the same as oracle.py (a test compares the two), without masks. A few rows against all keys stay cheap
-at a million tokens, so that speed and error can be measured on the same tensors in the same run.
+Says the same as oracle.py (a test compares the two), without masks. A few rows against all keys
+stay cheap at a million tokens, so that speed and error can be measured on the same tensors in the
+same run.
 """
 import math
 
@@ -9,7 +10,7 @@ import torch
 
 
 def _means(x, level):
-    """Mean of each cluster of 2^level rows (the last one may be short), and the number of its rows."""
+    """Mean of each cluster of 2^level rows (the last may be short), and how many they are."""
     if level == 0:
         return x, torch.ones(len(x), dtype=x.dtype, device=x.device)
     size = 1 << level
@@ -35,8 +36,8 @@ def levels(length, block):
     return m
 
 
-def rows_of_head(q, k, v, rows, *, block=16, causal=False, query="mean", kind="hierarchical", scale=None,
-                 bias=None):
+def rows_of_head(q, k, v, rows, *, block=16, causal=False, query="mean", kind="hierarchical",
+                 scale=None, bias=None):
     """z [len(rows), value_dim] and lse [len(rows)]; q, k [length, dim], bias [4*block - 1]."""
     scale = 1 / math.sqrt(q.shape[1]) if scale is None else scale
     scores, weights, values = [], [], []
@@ -66,8 +67,8 @@ def rows_of_head(q, k, v, rows, *, block=16, causal=False, query="mean", kind="h
 
 
 def error_and_bound(found, exact, plain):
-    """Largest error of found against exact (float64), and what it may be: twice that of the plain algorithm
-    in the same precision, plus 4 eps of the largest value."""
+    """Largest error of found against exact (float64), and what it may be: twice that of the plain
+    algorithm in the same precision, plus 4 eps of the largest value."""
     error = (found.double() - exact).abs().max().item()
     bound = 2 * (plain.double() - exact).abs().max().item()
     return error, bound + 4 * torch.finfo(plain.dtype).eps * exact.abs().max().item()

@@ -1,4 +1,4 @@
-"""The same door on a GPU. Skipped where PyTorch sees none, or the library was built without CUDA."""
+"""The same door on a GPU. Skipped where PyTorch sees none, or the library has no CUDA."""
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,7 +11,8 @@ from test_torch import check_gradients
 
 def usable():
     return torch.cuda.is_available() and any(
-        device["name"].startswith("cuda") and device["available"] for device in htransformer.devices())
+        device["name"].startswith("cuda") and device["available"]
+        for device in htransformer.devices())
 
 
 pytestmark = pytest.mark.skipif(not usable(), reason="no GPU, or a library without CUDA kernels")
@@ -33,7 +34,7 @@ def test_values_and_gradients(dtype, length, query, causal):
 
 @pytest.mark.parametrize("query, causal", MODES)
 def test_agrees_with_cpu(query, causal):
-    """Grouped heads, bias, masks and packed rows against float64 on the CPU, to float32's precision."""
+    """Grouped heads, bias, masks and packed rows against float64 on the CPU."""
     torch.manual_seed(0)
     q, k, v = torch.randn(300, 4, 32), torch.randn(300, 2, 32), torch.randn(300, 2, 32)
     bias, mask = torch.randn(63, 4), torch.rand(300) > 0.2
@@ -97,7 +98,8 @@ def test_follows_the_current_stream():
 def test_decode_equals_the_full_pass(dtype):
     q, k, v = make(3, 200, 4, 64, dtype=dtype)
     for query in ("first", "fine"):
-        exact = htransformer.attention(*[x.cpu().double() for x in (q, k, v)], causal=True, query=query)
+        exact = htransformer.attention(*[x.cpu().double() for x in (q, k, v)], causal=True,
+                                       query=query)
         plain = htransformer.attention(q, k, v, causal=True, query=query)
         cache = htransformer.Cache(3, 4, 64, query=query, dtype=dtype, device="cuda")
         parts = [cache.extend(q[:, :150], k[:, :150], v[:, :150])]
@@ -129,7 +131,8 @@ def test_other_devices_are_named():
 
 
 def test_module_in_autocast():
-    layer = htransformer.HAttention(128, 4, batch_first=True, causal=True, relative_bias=True).cuda()
+    layer = htransformer.HAttention(128, 4, batch_first=True, causal=True,
+                                    relative_bias=True).cuda()
     x = torch.randn(2, 300, 128, device="cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16):
         y = layer(x)[0]

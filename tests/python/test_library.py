@@ -13,7 +13,8 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 STRUCTS = {"ht_allocator": _library.Allocator, "ht_context_desc": _library.ContextDesc,
            "ht_device_info": _library.DeviceInfo, "ht_attention_desc": _library.AttentionDesc,
            "ht_attention_need": _library.AttentionNeed, "ht_tensor": _library.Tensor,
-           "ht_attention_args": _library.AttentionArgs, "ht_attention_grads": _library.AttentionGrads}
+           "ht_attention_args": _library.AttentionArgs,
+           "ht_attention_grads": _library.AttentionGrads}
 TYPES = {"size_t": "c_ulong", "int": "c_int", "int64_t": "c_long", "uint64_t": "c_ulong",
          "uint32_t": "c_uint", "double": "c_double", "ht_kind": "c_int", "ht_query": "c_int",
          "ht_dtype": "c_int", "void *": "c_void_p", "const void *": "c_void_p",
@@ -45,7 +46,8 @@ def test_struct_mirrors_header(name):
     assert ours == fields_in_header(header(), name)
 
 
-@pytest.mark.parametrize("prefix, table", [("HT_", _library.KINDS), ("HT_QUERY_", _library.QUERIES)])
+@pytest.mark.parametrize("prefix, table", [("HT_", _library.KINDS),
+                                           ("HT_QUERY_", _library.QUERIES)])
 def test_enum_mirrors_header(prefix, table):
     for name, number in table.items():
         assert re.search(r"\b%s%s = %d\b" % (prefix, name.upper(), number), header())

@@ -61,7 +61,8 @@ def test_unbatched():
     as_theirs(ours, theirs, x)
     padding = torch.zeros(20, dtype=torch.bool)
     padding[15:] = True
-    as_theirs(ours, theirs, x, slice(0, 15), {"key_padding_mask": padding}, key_padding_mask=padding)
+    as_theirs(ours, theirs, x, slice(0, 15), {"key_padding_mask": padding},
+              key_padding_mask=padding)
 
 
 def test_causal():
@@ -145,8 +146,8 @@ def test_dropout_only_in_training():
 def test_decoding(batch_first, query):
     """Chunk by chunk in float32 is as close to float64 as the full pass is (or twice that)."""
     torch.manual_seed(0)
-    ours = htransformer.HAttention(24, 4, batch_first=batch_first, block=4, causal=True, query=query,
-                                   rotary_theta=1e4, relative_bias=True).eval()
+    ours = htransformer.HAttention(24, 4, batch_first=batch_first, block=4, causal=True,
+                                   query=query, rotary_theta=1e4, relative_bias=True).eval()
     nn.init.normal_(ours.relative_bias)
     x = torch.randn((2, 50, 24) if batch_first else (50, 2, 24))
     cache = ours.new_cache(2)
@@ -183,7 +184,8 @@ def test_bad_arguments():
         (lambda: ours(x, key_padding_mask=torch.zeros(5, 2, dtype=torch.bool)),
          r"key_padding_mask must have shape \(2, 5\), got \(5, 2\)"),
         (lambda: ours(x, key_padding_mask=torch.ones(2, 5)), "must be 0 or -inf"),
-        (lambda: ours(x, key_padding_mask=torch.ones(2, 5, dtype=torch.long)), "must be bool or float"),
+        (lambda: ours(x, key_padding_mask=torch.ones(2, 5, dtype=torch.long)),
+         "must be bool or float"),
     ]
     for call, sentence in bad:
         with pytest.raises(ValueError, match=sentence):
