@@ -1,0 +1,153 @@
+"""The same door on a GPU. Skipped where PyTorch sees none, or the library has no CUDA."""
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import htransformer
+import oracle_torch
+from conftest import MODES
+from test_torch import check_gradients
+
+
+def usable():
+    return torch.cuda.is_available() and any(
+        device["name"].startswith("cuda") and device["available"]
+        for device in htransformer.devices())
+
+
+pytestmark = pytest.mark.skipif(not usable(), reason="no GPU, or a library without CUDA kernels")
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def make(*shape, dtype=torch.float32, count=3):
+    torch.manual_seed(0)
+    return [torch.randn(*shape, device="cuda").to(dtype) for _ in range(count)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [1, 100, 777])
+@pytest.mark.parametrize("query, causal", MODES)
+def test_values_and_gradients(dtype, length, query, causal):
+    check_gradients("cuda", dtype, length, query, causal)
+
+
+@pytest.mark.parametrize("query, causal", MODES)
+def test_agrees_with_cpu(query, causal):
+    """Grouped heads, bias, masks and packed rows against float64 on the CPU."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(300, 4, 32), torch.randn(300, 2, 32), torch.randn(300, 2, 32)
+    bias, mask = torch.randn(63, 4), torch.rand(300) > 0.2
+    options = {"query": query, "causal": causal, "cu_seqlens": [0, 120, 120, 300]}
+    results = []
+    for device, dtype in (("cpu", torch.float64), ("cpu", torch.float32), ("cuda", torch.float32)):
+        inputs = [x.to(device, dtype).requires_grad_() for x in (q, k, v, bias)]
+        z = htransformer.attention(*inputs[:3], bias=inputs[3], key_mask=mask.to(device),
+                                   query_mask=mask.to(device), **options)
+        z.square().sum().backward()
+        results.append([z] + [x.grad for x in inputs])
+    for name, exact, plain, found in zip(("z", "dq", "dk", "dv", "dbias"), *results):
+        oracle_torch.check(found.detach().cpu(), exact.detach(), plain.detach(), name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_same_bits_every_time(dtype):
+    q, k, v = (x.requires_grad_() for x in make(2, 500, 4, 64, dtype=dtype))
+    for query, causal in MODES:
+        runs = []
+        for _ in range(3):
+            z = htransformer.attention(q, k, v, query=query, causal=causal, dropout_p=0.1, seed=1)
+            runs.append((z, *torch.autograd.grad(z.float().square().sum(), (q, k, v))))
+        assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other))
+
+
+def test_dropout_mask_is_the_cpus():
+    q, k, v = make(1, 300, 2, 32)
+    found = htransformer.attention(q, k, v, dropout_p=0.5, seed=7)
+    plain = [x.cpu() for x in (q, k, v)]
+    exact = htransformer.attention(*[x.double() for x in plain], dropout_p=0.5, seed=7)
+    plain = htransformer.attention(*plain, dropout_p=0.5, seed=7)
+    oracle_torch.check(found.cpu(), exact, plain)  # another mask would be off by the whole
+
+
+def test_views_of_a_fused_projection():
+    (fused,) = make(2, 300, 3, 4, 64, dtype=torch.bfloat16, count=1)
+    views = fused.unbind(2)
+    want = htransformer.attention(*[x.contiguous() for x in views], causal=True)
+    assert torch.equal(htransformer.attention(*views, causal=True), want)
+    turned = htransformer.attention(*[x.transpose(1, 2) for x in views], causal=True, layout="bhld")
+    assert torch.equal(turned.transpose(1, 2), want)
+
+
+def test_follows_the_current_stream():
+    """Work goes behind what the current stream has to do, with no wait of the host."""
+    q, k, v = make(1, 1000, 4, 64)
+    want = htransformer.attention(q, k, v)
+    torch.cuda.synchronize()
+    for stream in (torch.cuda.Stream(), torch.cuda.default_stream()):
+        with torch.cuda.stream(stream):
+            late = torch.zeros_like(q)
+            torch.cuda._sleep(50_000_000)
+            late.copy_(q)  # happens after the sleep
+            found = htransformer.attention(late, k, v)
+        stream.synchronize()
+        assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decode_equals_the_full_pass(dtype):
+    q, k, v = make(3, 200, 4, 64, dtype=dtype)
+    for query in ("first", "fine"):
+        exact = htransformer.attention(*[x.cpu().double() for x in (q, k, v)], causal=True,
+                                       query=query)
+        plain = htransformer.attention(q, k, v, causal=True, query=query)
+        cache = htransformer.Cache(3, 4, 64, query=query, dtype=dtype, device="cuda")
+        parts = [cache.extend(q[:, :150], k[:, :150], v[:, :150])]
+        parts += [cache.extend(*[x[:, t:t + 1] for x in (q, k, v)]) for t in range(150, 200)]
+        oracle_torch.check(torch.cat(parts, 1).cpu(), exact, plain.cpu())
+
+
+def test_cache_on_another_stream():
+    q, k, v = make(1, 64, 2, 32)
+    cache = htransformer.Cache(2, 2, 32, device="cuda")
+    want = cache.extend(q, k, v)
+    saved = cache.save(0)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        found = cache.extend(q, k, v, slots=[1])
+        assert torch.equal(found, want)
+    cache.load(1, saved)
+    cache.fork(0, 1)
+    assert cache.position(0) == 64 and cache.device == "cuda:0"
+
+
+def test_other_devices_are_named():
+    q, k, v = make(1, 8, 2, 4)
+    with pytest.raises(ValueError, match="k must be on cuda:0 as q is, got cpu"):
+        htransformer.attention(q, k.cpu(), v)
+    cache = htransformer.Cache(1, 2, 4)
+    with pytest.raises(ValueError, match="q must be on cpu as the cache is, got cuda:0"):
+        cache.extend(q, k, v)
+
+
+def test_module_in_autocast():
+    layer = htransformer.HAttention(128, 4, batch_first=True, causal=True,
+                                    relative_bias=True).cuda()
+    x = torch.randn(2, 300, 128, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        y = layer(x)[0]
+    y.float().square().sum().backward()
+    assert y.dtype == torch.bfloat16 and layer.relative_bias.grad.abs().max() > 0
+
+
+def test_memory_is_linear_in_the_length():
+    """Nothing of the size of length * length or length * block is kept."""
+    peaks = []
+    for length in (16384, 32768):
+        inputs = [x.requires_grad_() for x in make(1, length, 4, 64, dtype=torch.bfloat16)]
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        htransformer.attention(*inputs, causal=True).sum().backward()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[1] <= 2.1 * peaks[0]
