@@ -23,8 +23,12 @@ if(cuda_compiler AND cuda_sources)
   enable_language(CUDA)
   add_library(ht_cuda OBJECT ${cuda_sources})
   target_include_directories(ht_cuda PRIVATE include src)
-  target_compile_options(ht_cuda PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:-O3 -lineinfo -Xcompiler=-fvisibility=hidden>)
+  # no exceptions and no C++ library: the objects are linked by the C compiler
+  target_compile_options(ht_cuda PRIVATE -O3 -lineinfo
+    -Xcompiler=-fvisibility=hidden,-fno-exceptions,-fno-rtti,-Wall,-Wextra,-Wshadow)
+  if(HT_WERROR)
+    target_compile_options(ht_cuda PRIVATE -Werror=all-warnings -Xcompiler=-Werror)
+  endif()
   set(kernel_objects $<TARGET_OBJECTS:ht_cuda>)
   set(kernel_libraries CUDA::cudart_static)
   find_package(CUDAToolkit REQUIRED)

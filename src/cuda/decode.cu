@@ -414,10 +414,11 @@ DEVICE void attend_row(decode_shared *s, const decode_args &a, const unit &u, in
     }
 }
 
+extern __shared__ float4 hti_shared[];
+
 /* grid: (sequence of the chunk, key head) */
 template <typename T, int NC, int BATCH>
 static __global__ void __launch_bounds__(THREADS) extend_kernel(const __grid_constant__ decode_args a) {
-    extern __shared__ float4 hti_shared[];
     decode_shared *s = (decode_shared *)hti_shared;
     unit u;
     int index = (int)(blockIdx.x / (unsigned)a.kv_heads);
