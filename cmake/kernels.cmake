@@ -25,7 +25,8 @@ if(cuda_compiler AND cuda_sources)
   target_include_directories(ht_cuda PRIVATE include src)
   # no exceptions and no C++ library: the objects are linked by the C compiler
   target_compile_options(ht_cuda PRIVATE -O3 -lineinfo
-    -Xcompiler=-fvisibility=hidden,-fno-exceptions,-fno-rtti,-Wall,-Wextra,-Wshadow)
+    -Xcompiler=-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
+    -Xcompiler=-Wall,-Wextra,-Wshadow)
   if(HT_WERROR)
     target_compile_options(ht_cuda PRIVATE -Werror=all-warnings -Xcompiler=-Werror)
   endif()
