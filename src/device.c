@@ -23,7 +23,7 @@ static int count_of(const hti_candidate *list) {
     return n;
 }
 
-int ht_device_count(void) { return count_of(hti_cpu_candidates) + count_of(hti_cuda_candidates); }
+int ht_device_count(void) { return count_of(hti_cpu_candidates) + count_of(hti_cuda_candidates()); }
 
 static const hti_candidate *best_cpu(void) {
     const hti_candidate *c = hti_cpu_candidates;
@@ -38,7 +38,7 @@ ht_status ht_device_get(int index, ht_device_info *out) {
     CHECK(NULL, index >= 0 && index < ht_device_count(), HT_INVALID,
           "device index must be 0 to %d, got %d", ht_device_count() - 1, index);
     const hti_candidate *c =
-        index < cpus ? &hti_cpu_candidates[index] : &hti_cuda_candidates[index - cpus];
+        index < cpus ? &hti_cpu_candidates[index] : &hti_cuda_candidates()[index - cpus];
     out->name = c->name;
     out->about = c->about;
     out->available = c->available();
@@ -68,7 +68,9 @@ static ht_status choose(const hti_candidate **out, const char *name) {
         return HT_OK;
     }
     if (strncmp(name, "cuda:", 5) != 0) return choose_cpu(out, name);
-    const hti_candidate *c = &hti_cuda_candidates[0]; /* open checks the number after the colon */
+    const hti_candidate *c = hti_cuda_candidates(); /* open refuses a number that is not in the list */
+    for (const hti_candidate *i = c; i->name; i++)
+        if (strcmp(i->name, name) == 0) c = i;
     CHECK(NULL, c->ops && c->available(), HT_DEVICE, "device \"%s\" cannot be used: %s", name,
           c->about);
     *out = c;

@@ -111,6 +111,7 @@ typedef struct hti_candidate {
     int (*available)(void);
 } hti_candidate;
 extern const hti_candidate hti_cpu_candidates[];
-extern const hti_candidate hti_cuda_candidates[]; /* "cuda:0", ...: open takes the number from ctx->device */
+/* "cuda:0", ..., as many as the machine has; the list is made, and CUDA started, when first asked for. */
+const hti_candidate *hti_cuda_candidates(void);
 
 #endif

@@ -5,7 +5,9 @@
 
 static int available(void) { return 0; }
 
-const hti_candidate hti_cuda_candidates[] = {
+static const hti_candidate candidates[] = {
     {"cuda:0", "this build has no CUDA kernels (no nvcc was found)", NULL, available},
     {NULL, NULL, NULL, NULL},
 };
+
+const hti_candidate *hti_cuda_candidates(void) { return candidates; }

@@ -1,0 +1,165 @@
+/*
+ * The attention entries of the table: from a call to kernel arguments, scratch, and which kernels run.
+ */
+#include "cuda/cuda.h"
+
+#include <string.h>
+
+enum { MOST_ROWS = 1 << 30 }; /* row numbers are 32-bit in the kernels */
+
+ht_status hti_cuda_attention_check(ht_context *ctx, const ht_attention_desc *desc) {
+    CHECK(ctx, desc->dtype == HT_F32 || desc->dtype == HT_BF16, HT_UNSUPPORTED,
+          "device \"%s\" takes dtype f32 or bf16, got %s", ctx->device,
+          desc->dtype == HT_F64 ? "f64" : "f16");
+    CHECK(ctx, desc->max_rows <= MOST_ROWS, HT_UNSUPPORTED,
+          "device \"%s\" takes at most %d rows in a call, got max_rows %lld", ctx->device, MOST_ROWS,
+          (long long)desc->max_rows);
+    CHECK(ctx, desc->max_sequences <= MOST_ROWS, HT_UNSUPPORTED,
+          "device \"%s\" takes at most %d sequences in a call, got max_sequences %lld", ctx->device,
+          MOST_ROWS, (long long)desc->max_sequences);
+    return HT_OK;
+}
+
+/* ---- arguments ---- */
+
+static void set_shape(hti_cuda_args *a, const ht_attention_desc *d, int64_t sequences, int64_t length,
+                      int64_t rows) {
+    memset(a, 0, sizeof *a);
+    a->sequences = (int)sequences;
+    a->length = (int)length;
+    a->rows = rows;
+    a->kind = d->kind;
+    a->query = d->query;
+    a->causal = d->causal != 0;
+    a->block = (int)d->block;
+    a->q_heads = (int)d->q_heads;
+    a->kv_heads = (int)d->kv_heads;
+    a->group = (int)(d->q_heads / d->kv_heads);
+    a->head_dim = (int)d->head_dim;
+    a->value_dim = (int)d->value_dim;
+    a->scale = (float)d->scale;
+    a->keep = (float)(1 / (1 - d->dropout));
+    a->threshold = hti_dropout_threshold(d->dropout);
+    a->theta = d->head_dim > 1 ? d->rotary_theta : 0;
+    a->levels = d->kind == HT_HIERARCHICAL ? hti_levels(length, d->block) : 1;
+    for (int l = 1; l < a->levels; l++) { /* the rows of hti_cluster_at, up to the end of the call */
+        a->base[l] = a->clusters;
+        a->clusters += (rows >> l) + rows / (d->block << l);
+    }
+}
+
+static void set_tensors(hti_cuda_args *a, const hti_attention_call *call) {
+    a->q = call->q, a->k = call->k, a->v = call->v, a->out = call->out, a->lse = call->lse;
+    a->dout = call->dout, a->dlse = call->dlse;
+    a->dq = call->dq, a->dk = call->dk, a->dv = call->dv;
+    a->bias = (const float *)call->bias;
+    a->dbias = (float *)call->dbias;
+    a->key_mask = call->key_mask;
+    a->query_mask = call->query_mask;
+    a->seed = call->seed;
+    a->offset = call->offset;
+    a->saved = (float *)call->saved;
+    if (!call->cu_seqlens) a->cu = NULL;
+    if (!call->query_mask) a->first = NULL;
+}
+
+/* ---- scratch: measured with base NULL, carved otherwise ---- */
+
+static hti_carver carver_at(void *base) {
+    hti_carver c = {(char *)(((uintptr_t)base + 255) / 256 * 256), 0};
+    return c;
+}
+
+static size_t carved(const hti_carver *c) { return c->used + 256; } /* base may need rounding up */
+
+/* What forward and backward both need: sequence starts, angles, keys, values and queries of the coarse levels. */
+static void carve_levels(hti_carver *c, hti_cuda_args *a) {
+    int64_t kv = a->kv_heads * a->clusters, q = a->q_heads * a->clusters;
+    a->cu = c->take<int32_t>(a->sequences + 1);
+    if (a->theta > 0) a->turn = c->take<float>((int64_t)a->length * (a->head_dim / 2) * 2);
+    if (a->clusters == 0) return;
+    a->kt = c->take<float>(kv * a->head_dim);
+    a->vt = c->take<float>(kv * a->value_dim);
+    a->kn = c->take<float>(a->clusters);
+    if (a->query == HT_QUERY_FIRST) a->first = c->take<int>(a->clusters);
+    if (a->query != HT_QUERY_MEAN) return;
+    a->qt = c->take<float>(q * a->head_dim);
+    a->qn = c->take<float>(a->clusters);
+}
+
+static size_t layout_forward(hti_cuda_args *a, void *base) {
+    hti_carver c = carver_at(base);
+    carve_levels(&c, a);
+    if (a->clusters > 0 && a->query != HT_QUERY_FINE) {
+        a->part = c.take<float>(a->q_heads * a->clusters * 2);
+        a->partz = c.take<float>(a->q_heads * a->clusters * a->value_dim);
+    }
+    return carved(&c);
+}
+
+static size_t layout_backward(hti_cuda_args *a, void *base, int has_bias) {
+    hti_carver c = carver_at(base);
+    int64_t kv = a->kv_heads * a->clusters, q = a->q_heads * a->clusters;
+    carve_levels(&c, a);
+    a->h = c.take<float>(a->q_heads * a->rows);
+    if (has_bias) {
+        int64_t parts = a->rows / a->block;
+        a->bias_parts = (int)(parts < 1 ? 1 : parts < 256 ? parts : 256);
+        a->bias_part = c.take<float>((int64_t)a->bias_parts * a->q_heads * (4 * a->block - 1));
+    }
+    if (a->clusters == 0) return carved(&c);
+    a->dkt = c.take<float>(kv * a->head_dim);
+    a->dvt = c.take<float>(kv * a->value_dim);
+    int64_t pieces = hti_generic_pieces(a);
+    if (pieces > 0) a->pieces = c.take<float>(pieces * (a->head_dim + a->value_dim));
+    if (a->query == HT_QUERY_FINE) return carved(&c);
+    a->gm = c.take<float>(q);
+    a->gh = c.take<float>(q);
+    a->gt = c.take<float>(q * a->value_dim);
+    a->dqt = a->query == HT_QUERY_MEAN ? a->qt : c.take<float>(q * a->head_dim);
+    return carved(&c);
+}
+
+void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *desc,
+                             ht_attention_need *need) {
+    hti_cuda_args a;
+    (void)ctx;
+    need->saved = sizeof(float) * (size_t)(desc->q_heads * desc->max_rows);
+    set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
+    need->scratch_forward = layout_forward(&a, NULL);
+    set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
+    need->scratch_backward = layout_backward(&a, NULL, desc->has_bias);
+}
+
+/* ---- calls ---- */
+
+/* Sequence starts, angles and coarse levels. */
+static ht_status prepare(const ht_context *ctx, const hti_cuda_args &a, const hti_attention_call *call,
+                         int bf16) {
+    if (a.cu) TRY(hti_cuda_upload(ctx, (int32_t *)a.cu, call->cu_seqlens, call->sequences + 1));
+    if (a.turn) TRY(hti_cuda_turn(ctx, a));
+    return hti_cuda_coarsen(ctx, a, bf16);
+}
+
+ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *call) {
+    hti_cuda_scope scope(ctx);
+    hti_cuda_args a;
+    int bf16 = call->desc->dtype == HT_BF16;
+    set_shape(&a, call->desc, call->sequences, call->length, call->rows);
+    layout_forward(&a, call->scratch);
+    set_tensors(&a, call);
+    TRY(prepare(ctx, a, call, bf16));
+    return hti_generic_forward(ctx, a, bf16);
+}
+
+ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call *call) {
+    hti_cuda_scope scope(ctx);
+    hti_cuda_args a;
+    int bf16 = call->desc->dtype == HT_BF16;
+    set_shape(&a, call->desc, call->sequences, call->length, call->rows);
+    layout_backward(&a, call->scratch, call->desc->has_bias);
+    set_tensors(&a, call);
+    TRY(prepare(ctx, a, call, bf16));
+    TRY(hti_cuda_restrict(ctx, a, bf16));
+    return hti_generic_backward(ctx, a, bf16);
+}

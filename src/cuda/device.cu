@@ -1,0 +1,306 @@
+/*
+ * CUDA devices: the list of them, contexts, memory, checked launches, and the table of kernels.
+ */
+#include "cuda/cuda.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- errors ---- */
+
+ht_status hti_cuda_fail(const ht_context *ctx, cudaError_t error, const char *doing) {
+    cudaGetLastError(); /* the error must not show up again in a later, innocent call */
+    if (error == cudaErrorMemoryAllocation) {
+        size_t available = 0, total = 0;
+        cudaMemGetInfo(&available, &total);
+        cudaGetLastError();
+        return hti_fail(ctx, HT_NOMEM, "out of device memory on %s while %s: %zu of %zu bytes are free",
+                        ctx->device, doing, available, total);
+    }
+    return hti_fail(ctx, HT_DEVICE, "%s failed while %s: %s (%s)", ctx->device, doing,
+                    cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+/* Why there is no CUDA device, in a line; count is what cudaGetDeviceCount gave. */
+static void explain_absence(char *line, size_t room, cudaError_t error, int count) {
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    cudaGetLastError();
+    if (driver == 0) {
+        snprintf(line, room, "this machine has no CUDA driver");
+    } else if (error == cudaErrorInsufficientDriver) {
+        snprintf(line, room, "the CUDA driver is too old: it knows CUDA %d.%d, this build needs %d.%d",
+                 driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    } else if (error == cudaSuccess && count == 0) {
+        snprintf(line, room, "this machine has no CUDA device");
+    } else {
+        snprintf(line, room, "CUDA cannot start here: %s", cudaGetErrorString(error));
+    }
+}
+
+/* ---- counting devices ---- */
+
+enum { MOST_DEVICES = 64, OLDEST = 80 }; /* OLDEST: compute capability that the kernels are built for */
+
+static cudaError_t count_devices(int *count) {
+    *count = 0;
+    cudaError_t error = cudaGetDeviceCount(count);
+    cudaGetLastError();
+    if (error == cudaErrorNoDevice) error = cudaSuccess;
+    if (error != cudaSuccess) *count = 0;
+    return error;
+}
+
+/* ---- contexts ---- */
+
+hti_cuda_scope::hti_cuda_scope(const ht_context *ctx) : before(0), changed(0) {
+    int wanted = hti_cuda_of(ctx)->device;
+    if (cudaGetDevice(&before) == cudaSuccess && before != wanted)
+        changed = cudaSetDevice(wanted) == cudaSuccess;
+}
+
+hti_cuda_scope::~hti_cuda_scope() {
+    if (changed) cudaSetDevice(before);
+}
+
+/* The number in "cuda:N". */
+static ht_status parse_device(int *out, ht_context *ctx) {
+    char *end = NULL;
+    const char *digits = ctx->device + strlen("cuda:");
+    long number = strtol(digits, &end, 10);
+    CHECK(ctx, *digits >= '0' && *digits <= '9' && *end == 0 && number < 100000, HT_INVALID,
+          "device must be \"cuda:N\" with a number N, got \"%s\"", ctx->device);
+    int count;
+    cudaError_t error = count_devices(&count);
+    if (count == 0) {
+        char why[192];
+        explain_absence(why, sizeof why, error, count);
+        return hti_fail(ctx, HT_DEVICE, "device \"%s\" cannot be used: %s", ctx->device, why);
+    }
+    CHECK(ctx, number < count, HT_DEVICE, "device is \"%s\", but this machine has %d CUDA device%s",
+          ctx->device, count, count == 1 ? "" : "s");
+    *out = (int)number;
+    return HT_OK;
+}
+
+static ht_status open_device(hti_cuda_backend *cuda, ht_context *ctx, const ht_context_desc *desc) {
+    cudaDeviceProp p;
+    CUDA_TRY(ctx, cudaGetDeviceProperties(&p, cuda->device), "asking for its properties");
+    cuda->processors = p.multiProcessorCount;
+    cuda->capability = p.major * 10 + p.minor;
+    cuda->shared_bytes = (int)p.sharedMemPerBlockOptin;
+    snprintf(cuda->name, sizeof cuda->name, "%.95s", p.name);
+    CHECK(ctx, cuda->capability >= OLDEST, HT_DEVICE,
+          "%s is a %s of compute capability %d.%d, this build needs %d.%d or newer", ctx->device, p.name,
+          p.major, p.minor, OLDEST / 10, OLDEST % 10);
+    if (desc && desc->stream) {
+        cuda->stream = (cudaStream_t)desc->stream;
+        return HT_OK;
+    }
+    hti_cuda_scope scope(ctx);
+    CUDA_TRY(ctx, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a stream");
+    cuda->own_stream = 1;
+    return HT_OK;
+}
+
+static ht_status cuda_open(ht_context *ctx, const ht_context_desc *desc) {
+    int device = 0;
+    TRY(parse_device(&device, ctx));
+    hti_cuda_backend *cuda = (hti_cuda_backend *)hti_host_alloc(ctx, sizeof *cuda);
+    CHECK(ctx, cuda, HT_NOMEM, "out of memory: %zu bytes for a CUDA context", sizeof *cuda);
+    memset(cuda, 0, sizeof *cuda);
+    cuda->device = device;
+    ctx->backend = cuda;
+    snprintf(ctx->device, sizeof ctx->device, "cuda:%d", device);
+    ht_status status = open_device(cuda, ctx, desc);
+    if (status != HT_OK) {
+        hti_host_free(ctx, cuda);
+        ctx->backend = NULL;
+    }
+    return status;
+}
+
+static void cuda_close(ht_context *ctx) {
+    hti_cuda_backend *cuda = hti_cuda_of(ctx);
+    if (!cuda) return;
+    {
+        hti_cuda_scope scope(ctx);
+        if (cuda->own_stream) {
+            cudaStreamSynchronize(cuda->stream);
+            cudaStreamDestroy(cuda->stream);
+        }
+        cudaGetLastError();
+    }
+    hti_host_free(ctx, cuda);
+    ctx->backend = NULL;
+}
+
+static ht_status cuda_synchronize(ht_context *ctx) {
+    hti_cuda_scope scope(ctx);
+    CUDA_TRY(ctx, cudaStreamSynchronize(hti_cuda_of(ctx)->stream), "waiting for its calls");
+    return HT_OK;
+}
+
+/* ---- memory ---- */
+
+static ht_status cuda_alloc(ht_context *ctx, void **out, size_t bytes) {
+    hti_cuda_scope scope(ctx);
+    cudaError_t error = cudaMalloc(out, bytes ? bytes : 1);
+    if (error == cudaSuccess) return HT_OK;
+    *out = NULL;
+    if (error != cudaErrorMemoryAllocation) return hti_cuda_fail(ctx, error, "allocating memory");
+    size_t available = 0, total = 0;
+    cudaGetLastError();
+    cudaMemGetInfo(&available, &total);
+    return hti_fail(ctx, HT_NOMEM, "out of device memory on %s: %zu bytes wanted, %zu of %zu are free",
+                    ctx->device, bytes, available, total);
+}
+
+static void cuda_release(ht_context *ctx, void *block) {
+    hti_cuda_scope scope(ctx);
+    if (cudaFree(block) != cudaSuccess) cudaGetLastError();
+}
+
+static ht_status cuda_copy_in(ht_context *ctx, void *dst, const void *src, size_t bytes) {
+    hti_cuda_scope scope(ctx);
+    cudaStream_t stream = hti_cuda_of(ctx)->stream;
+    CUDA_TRY(ctx, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, stream), "copying in");
+    CUDA_TRY(ctx, cudaStreamSynchronize(stream), "copying in");
+    return HT_OK;
+}
+
+static ht_status cuda_copy_out(ht_context *ctx, void *dst, const void *src, size_t bytes) {
+    hti_cuda_scope scope(ctx);
+    cudaStream_t stream = hti_cuda_of(ctx)->stream;
+    CUDA_TRY(ctx, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, stream), "copying out");
+    CUDA_TRY(ctx, cudaStreamSynchronize(stream), "copying out");
+    return HT_OK;
+}
+
+static ht_status cuda_copy(ht_context *ctx, void *dst, const void *src, size_t bytes) {
+    hti_cuda_scope scope(ctx);
+    cudaStream_t stream = hti_cuda_of(ctx)->stream;
+    CUDA_TRY(ctx, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, stream), "copying");
+    return HT_OK;
+}
+
+static ht_status cuda_fill(ht_context *ctx, void *dst, int byte, size_t bytes) {
+    hti_cuda_scope scope(ctx);
+    CUDA_TRY(ctx, cudaMemsetAsync(dst, byte, bytes, hti_cuda_of(ctx)->stream), "filling memory");
+    return HT_OK;
+}
+
+/* ---- launches ---- */
+
+ht_status hti_cuda_launch_raw(const ht_context *ctx, const void *kernel, const char *name, dim3 grid,
+                              int threads, size_t shared, void *args) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return HT_OK;
+    /* beyond 48 KiB a kernel must be told once per device; telling it again costs little */
+    if (shared > 48 * 1024)
+        CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)shared), name);
+    void *list[] = {args};
+    CUDA_TRY(ctx, cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), list, shared,
+                                   hti_cuda_of(ctx)->stream), name);
+    CUDA_TRY(ctx, cudaGetLastError(), name);
+    return HT_OK;
+}
+
+static const int UPLOAD = 960; /* integers in one launch: arguments may take 4 KiB */
+
+struct upload_args {
+    int32_t *dst;
+    int32_t count;
+    int32_t value[UPLOAD];
+};
+
+static __global__ void upload_kernel(const __grid_constant__ upload_args a) {
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < a.count) a.dst[i] = a.value[i];
+}
+
+ht_status hti_cuda_upload(const ht_context *ctx, int32_t *dst, const int32_t *src, int64_t count) {
+    upload_args a;
+    for (int64_t done = 0; done < count; done += UPLOAD) {
+        a.dst = dst + done;
+        a.count = (int32_t)(count - done < UPLOAD ? count - done : UPLOAD);
+        memcpy(a.value, src + done, sizeof(int32_t) * (size_t)a.count);
+        TRY(hti_cuda_launch(ctx, upload_kernel, "sending integers", dim3((a.count + 127) / 128), 128, 0, a));
+    }
+    return HT_OK;
+}
+
+/* ---- the table ---- */
+
+static const hti_ops cuda_ops = {
+    "cuda",
+    cuda_open,
+    cuda_close,
+    cuda_synchronize,
+    cuda_alloc,
+    cuda_release,
+    cuda_copy_in,
+    cuda_copy_out,
+    cuda_copy,
+    cuda_fill,
+    hti_cuda_attention_check,
+    hti_cuda_attention_need,
+    hti_cuda_attention_forward,
+    hti_cuda_attention_backward,
+    hti_cuda_cache_scratch,
+    hti_cuda_cache_extend,
+};
+
+/* ---- the list of devices ---- */
+
+static int is_available(void) { return 1; }
+static int is_absent(void) { return 0; }
+
+static void describe(char *line, size_t room, int *usable, int device) {
+    cudaDeviceProp p;
+    *usable = 0;
+    if (cudaGetDeviceProperties(&p, device) != cudaSuccess) {
+        snprintf(line, room, "device %d does not answer: %s", device,
+                 cudaGetErrorString(cudaGetLastError()));
+        return;
+    }
+    *usable = p.major * 10 + p.minor >= OLDEST;
+    if (*usable) {
+        snprintf(line, room, "%.96s, compute capability %d.%d, %d multiprocessors, %.0f GiB", p.name,
+                 p.major, p.minor, p.multiProcessorCount, (double)p.totalGlobalMem / (1 << 30));
+    } else {
+        snprintf(line, room, "%.96s has compute capability %d.%d, this build needs %d.%d or newer", p.name,
+                 p.major, p.minor, OLDEST / 10, OLDEST % 10);
+    }
+}
+
+static struct {
+    hti_candidate entry[MOST_DEVICES + 1];
+    char name[MOST_DEVICES][16];
+    char about[MOST_DEVICES][192];
+} list;
+
+static void make_list(void) {
+    int count;
+    cudaError_t error = count_devices(&count);
+    if (count > MOST_DEVICES) count = MOST_DEVICES;
+    for (int i = 0; i < (count ? count : 1); i++) {
+        int usable = 0;
+        snprintf(list.name[i], sizeof list.name[i], "cuda:%d", i);
+        if (count) {
+            describe(list.about[i], sizeof list.about[i], &usable, i);
+        } else {
+            explain_absence(list.about[i], sizeof list.about[i], error, count);
+        }
+        list.entry[i] = {list.name[i], list.about[i], &cuda_ops, usable ? is_available : is_absent};
+    }
+}
+
+extern "C" const hti_candidate *hti_cuda_candidates(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_list);
+    return list.entry;
+}
