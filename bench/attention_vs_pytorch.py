@@ -188,9 +188,9 @@ class Flex:
         """The same work; its first call, which compiles, is counted."""
         called = []
 
-        def run(*arguments):
+        def run(*arguments, **options):
             begin = time.perf_counter()
-            result = work(*arguments)
+            result = work(*arguments, **options)
             if not called:
                 self.left -= time.perf_counter() - begin
                 called.append(True)

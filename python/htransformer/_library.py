@@ -41,6 +41,9 @@ class LibraryError(Error, ImportError):
     """The shared library was not found, or is another version's."""
 
 
+for _kind in [Error] + Error.__subclasses__():
+    _kind.__module__ = "htransformer"  # where users find them
+
 _ERROR_OF_STATUS = {2: InvalidError, 3: OutOfMemoryError, 5: FormatError, 6: UnsupportedError,
                     7: DeviceError}
 

@@ -26,10 +26,17 @@ def make(*shape, dtype=torch.float32, count=3):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length", [1, 100, 777])
+@pytest.mark.parametrize("length", [2, 100, 777])
 @pytest.mark.parametrize("query, causal", MODES)
 def test_values_and_gradients(dtype, length, query, causal):
     check_gradients("cuda", dtype, length, query, causal)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_row_sees_itself(dtype):
+    q, k, v = make(3, 1, 2, 64, dtype=dtype)
+    for query, causal in MODES:
+        assert torch.equal(htransformer.attention(q, k, v, query=query, causal=causal), v)
 
 
 @pytest.mark.parametrize("query, causal", MODES)
@@ -77,6 +84,24 @@ def test_views_of_a_fused_projection():
     assert torch.equal(htransformer.attention(*views, causal=True), want)
     turned = htransformer.attention(*[x.transpose(1, 2) for x in views], causal=True, layout="bhld")
     assert torch.equal(turned.transpose(1, 2), want)
+
+
+def test_fused_gradient_is_the_slices():
+    fused, dz = make(2, 300, 3, 4, 64, dtype=torch.bfloat16, count=2)
+    fused.requires_grad_()
+    dz = dz[:, :, 0]
+    a = htransformer.attention(*fused.unbind(2), causal=True)
+    b = htransformer.attention_qkvpacked(fused, causal=True)
+    assert torch.equal(a, b)
+    (da,), (db,) = torch.autograd.grad(a, fused, dz), torch.autograd.grad(b, fused, dz)
+    assert torch.equal(da, db)
+
+
+def test_lengths_may_lie_on_the_device():
+    q, k, v = make(60, 2, 32)
+    cu = torch.tensor([0, 20, 60], dtype=torch.int32)
+    want = htransformer.attention(q, k, v, causal=True, cu_seqlens=cu)
+    assert torch.equal(htransformer.attention(q, k, v, causal=True, cu_seqlens=cu.cuda()), want)
 
 
 def test_follows_the_current_stream():
