@@ -29,7 +29,7 @@ static oracle_problem six_rows(ht_query query) {
 
 static void run_six(double *z, double *lse, const oracle_problem *p) {
     oracle_result r = {.out = z, .lse = lse};
-    oracle_run(&r, p, ORACLE_F64, 0);
+    oracle_run(&r, p, ORACLE_F64, ORACLE_AS_IS);
 }
 
 static void modes_by_hand(void **state) {
@@ -112,7 +112,7 @@ static void gradient_by_hand(void **state) {
                         .kv_heads = 1, .head_dim = 1, .value_dim = 1, .block = 2, .scale = 1,
                         .q = q, .k = k, .v = v, .dout = dout, .dlse = dlse};
     oracle_result r = {z, lse, dq, dk, dv, dbias};
-    oracle_run(&r, &p, ORACLE_F64, 0);
+    oracle_run(&r, &p, ORACLE_F64, ORACLE_AS_IS);
     close_to(z[0], 5), close_to(z[1], 5.4), close_to(lse[0], log(3)), close_to(lse[1], log(5));
     close_to(dv[0], 1.0 / 3), close_to(dv[1], 2.0 / 3);
     close_to(dq[0], 2.0 / 3 * log(2));     /* ds = (-2/3, 2/3) */
@@ -167,7 +167,7 @@ static void dropout_by_hand(void **state) {
                         .kv_heads = 1, .head_dim = 1, .value_dim = 1, .block = 2, .dropout = 0.5,
                         .seed = 0x123456789ABCDEFu, .offset = 3, .q = zero, .k = zero, .v = v};
     oracle_result r = {.out = z, .lse = lse};
-    oracle_run(&r, &p, ORACLE_F64, 0);
+    oracle_run(&r, &p, ORACLE_F64, ORACLE_AS_IS);
     for (uint32_t i = 0; i < 2; i++) {
         uint32_t words[4], counter[4] = {3, 0, i, 0}, key[2] = {0x89ABCDEF, 0x1234567};
         oracle_philox(words, counter, key);
@@ -188,7 +188,7 @@ static double loss(void *user) {
     oracle_problem same = problem_oracle(l->p);
     double sum = 0;
     same.dout = NULL;
-    oracle_run(&l->o, &same, ORACLE_F80, 0);
+    oracle_run(&l->o, &same, ORACLE_F80, ORACLE_AS_IS);
     for (int64_t i = 0; i < problem_lse_size(l->p); i++) {
         if (l->o.lse[i] == -INFINITY) continue;
         if (l->p->dlse) sum += l->p->dlse[i] * l->o.lse[i];
@@ -204,7 +204,7 @@ static void oracle_gradients(void **state) {
     loss_of l = {&p, outcome_make(&p)};
     outcome grads = outcome_make(&p);
     oracle_problem same = problem_oracle(&p);
-    oracle_run(&grads, &same, ORACLE_F80, 0);
+    oracle_run(&grads, &same, ORACLE_F80, ORACLE_AS_IS);
     double *inputs[] = {p.q, p.k, p.v, p.bias};
     for (int part = PART_DQ; part < PART_COUNT; part++) {
         double *x = inputs[part - PART_DQ], *g = outcome_part(&grads, part);
@@ -219,6 +219,25 @@ static void oracle_gradients(void **state) {
             if (!(fabs(s.value - g[i]) <= s.error))
                 harness_fail(&p.c, "%s[%d] is %.15g, finite differences say %.15g +- %.2g",
                              part_names[part], (int)i, g[i], s.value, s.error);
+        }
+    }
+}
+
+/* every way to write the plain algorithm is the same algorithm */
+static void forms_agree(void **state) {
+    problem p;
+    problem_make(&p, *state);
+    outcome want = outcome_make(&p), got = outcome_make(&p);
+    oracle_problem same = problem_oracle(&p);
+    oracle_run(&want, &same, ORACLE_F64, ORACLE_AS_IS);
+    for (int form = 1; form < ORACLE_FORMS; form++) {
+        oracle_run(&got, &same, ORACLE_F64, (oracle_form)form);
+        for (int part = 0; part < PART_COUNT; part++) {
+            const double *a = outcome_part(&want, part), *b = outcome_part(&got, part);
+            for (int64_t i = 0; i < problem_part_size(&p, part); i++)
+                if (a[i] != b[i] && !(fabs(a[i] - b[i]) <= 1e-12))
+                    harness_fail(&p.c, "form %d: %s[%d] is %.15g, not %.15g", form,
+                                 part_names[part], (int)i, b[i], a[i]);
         }
     }
 }
@@ -272,6 +291,7 @@ int main(void) {
         cases_add(&cases, c);
     }
     harness_add_all("gradients", oracle_gradients, &cases);
+    harness_add_all("forms", forms_agree, &cases);
     cases_free(&cases);
     return harness_run();
 }
