@@ -189,7 +189,8 @@ void cases_lengths(case_list *list, ht_dtype dtype) {
                 c.dtype = dtype;
                 c.block = block, c.length = lengths[i];
                 c.head_dim = 4 + i % 3, c.value_dim = 3 + i % 2;
-                c.bias = i % 2, c.seed = (int64_t)list->count + 1;
+                c.bias = i % 2, c.rotary = (i + (int64_t)w) % 3 == 1 ? 10000 : 0;
+                c.q_heads = 1 + (i + (int64_t)w) % 2, c.seed = (int64_t)list->count + 1;
                 cases_add(list, c);
             }
         }
@@ -259,6 +260,10 @@ void cases_long(case_list *list, ht_dtype dtype) {
         c.head_dim = c.value_dim = 16, c.seed = 77 + (int64_t)w;
         cases_add(list, c);
         c.block = 2, c.length = 700, c.head_dim = 6, c.value_dim = 4, c.mask = MASK_RUNS;
+        cases_add(list, c);
+        c.block = 64, c.length = 613, c.mask = MASK_NONE, c.rotary = 10000, c.q_heads = 2;
+        cases_add(list, c);
+        c.block = 32, c.length = 530, c.mask = MASK_BOTH, c.dropout = 20, c.rotary = 100;
         cases_add(list, c);
     }
 }
