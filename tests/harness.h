@@ -14,7 +14,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
+
+#include <cmocka.h> /* wants the four before it */
 
 #include "problem.h"
 

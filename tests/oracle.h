@@ -41,7 +41,12 @@ typedef enum oracle_precision { ORACLE_F32, ORACLE_F64, ORACLE_F80 } oracle_prec
  * the scores that backward computes again summed the other way round; q scaled before the product;
  * q scaled so that exp is a power of two. */
 typedef enum oracle_form {
-    ORACLE_AS_IS, ORACLE_REVERSE, ORACLE_MIXED, ORACLE_SCALED, ORACLE_POWERS, ORACLE_FORMS
+    ORACLE_AS_IS,
+    ORACLE_REVERSE,
+    ORACLE_MIXED,
+    ORACLE_SCALED,
+    ORACLE_POWERS,
+    ORACLE_FORMS
 } oracle_form;
 
 /* Fills every array of `r`. */

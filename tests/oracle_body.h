@@ -95,9 +95,12 @@ static void FN(uncoarsen)(const FN(head) * w, REAL *dx, const uint8_t *on, int m
                     sum += dx[(l * n + lo + FN(at)(w, t, hi - lo)) * d + c];
                 for (int64_t i = lo; i < hi; i++) {
                     if (!on[i]) continue;
-                    if (mean) dx[i * d + c] += sum / (REAL)count;
-                    else if (!first) dx[i * d + c] += dx[(l * n + i) * d + c];
-                    else if (i == head) dx[i * d + c] += sum;
+                    if (mean)
+                        dx[i * d + c] += sum / (REAL)count;
+                    else if (!first)
+                        dx[i * d + c] += dx[(l * n + i) * d + c];
+                    else if (i == head)
+                        dx[i * d + c] += sum;
                 }
             }
         }
@@ -218,8 +221,8 @@ static void FN(open)(FN(head) * w) {
 }
 
 static void FN(close)(FN(head) * w) {
-    REAL *all[] = {w->q, w->k,  w->dq, w->dk,  w->v,    w->z,
-                   w->dz, w->dv, w->s, w->lse, w->dlse, w->dbias};
+    REAL *all[] = {w->q,  w->k,  w->dq, w->dk,  w->v,    w->z,
+                   w->dz, w->dv, w->s,  w->lse, w->dlse, w->dbias};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     free(w->level);
 }
