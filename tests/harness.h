@@ -14,7 +14,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
+
+#include <cmocka.h> /* wants the four before it */
 
 #include "problem.h"
 
@@ -53,6 +54,10 @@ void harness_fail(const test_case *c, const char *format, ...)
     __attribute__((format(printf, 2, 3), noreturn));
 /* Unless the status is HT_OK, fails with the context's sentence. */
 void harness_ok(ht_context *ctx, ht_status status, const test_case *c);
+
+/* NaN and infinities may spread to rows that are worked on together at level 0, though these do
+ * not see them: rows of the same block, and rows less than this apart. No device takes more. */
+#define TILE_ROWS 64
 
 /* ---- buffers on the device --------------------------------------------------------------- */
 
@@ -132,8 +137,9 @@ enum { PART_OUT, PART_LSE, PART_DQ, PART_DK, PART_DV, PART_DBIAS, PART_COUNT };
 #define PARTS_ALL ((1u << PART_COUNT) - 1)
 
 /* What a problem should give and how far off it may be: twice the error of the plain algorithm in
- * the same precision plus 4 eps of the largest reference value. Gradients are differences of
- * larger numbers; there the largest value is that of the terms. */
+ * the same precision (the largest of a few ways to write it) plus 4 eps of the largest
+ * reference value. Gradients are differences of larger numbers, in short sequences all zero; there
+ * the largest value is that of the terms. */
 typedef struct reference {
     outcome want;
     double allowed[PART_COUNT];

@@ -63,6 +63,7 @@ int oracle_kept(const oracle_problem *p, int64_t sequence, int64_t head, int lev
 #define REAL float
 #define FN(name) name##_f32
 #define EXP expf
+#define EXP2 exp2f
 #define LOG logf
 #define SQRT sqrtf
 #define ABS fabsf
@@ -70,6 +71,7 @@ int oracle_kept(const oracle_problem *p, int64_t sequence, int64_t head, int lev
 #undef REAL
 #undef FN
 #undef EXP
+#undef EXP2
 #undef LOG
 #undef SQRT
 #undef ABS
@@ -77,6 +79,7 @@ int oracle_kept(const oracle_problem *p, int64_t sequence, int64_t head, int lev
 #define REAL double
 #define FN(name) name##_f64
 #define EXP exp
+#define EXP2 exp2
 #define LOG log
 #define SQRT sqrt
 #define ABS fabs
@@ -84,6 +87,7 @@ int oracle_kept(const oracle_problem *p, int64_t sequence, int64_t head, int lev
 #undef REAL
 #undef FN
 #undef EXP
+#undef EXP2
 #undef LOG
 #undef SQRT
 #undef ABS
@@ -99,6 +103,7 @@ int oracle_kept(const oracle_problem *p, int64_t sequence, int64_t head, int lev
 #define REAL long double
 #define FN(name) name##_f80
 #define EXP expl
+#define EXP2 exp2l
 #define LOG logl
 #define SQRT sqrtl
 #define ABS fabsl
@@ -117,14 +122,14 @@ static void clear(oracle_result *r, const oracle_problem *p) {
 }
 
 void oracle_run(oracle_result *r, const oracle_problem *p, oracle_precision precision,
-                int reverse) {
+                oracle_form form) {
     clear(r, p);
-    if (precision == ORACLE_F32) run_f32(r, p, reverse, 0);
-    if (precision == ORACLE_F64) run_f64(r, p, reverse, 0);
-    if (precision == ORACLE_F80) run_f80(r, p, reverse, 0);
+    if (precision == ORACLE_F32) run_f32(r, p, form, 0);
+    if (precision == ORACLE_F64) run_f64(r, p, form, 0);
+    if (precision == ORACLE_F80) run_f80(r, p, form, 0);
 }
 
 void oracle_sizes(oracle_result *r, const oracle_problem *p) {
     clear(r, p);
-    run_f64(r, p, 0, 1);
+    run_f64(r, p, ORACLE_AS_IS, 1);
 }

@@ -37,8 +37,21 @@ typedef struct oracle_result {
 
 typedef enum oracle_precision { ORACLE_F32, ORACLE_F64, ORACLE_F80 } oracle_precision;
 
-/* Fills every array of `r`. reverse: all sums run backwards (another order, the same meaning). */
-void oracle_run(oracle_result *r, const oracle_problem *p, oracle_precision precision, int reverse);
+/* Ways to write the plain algorithm, all with the same meaning: sums as they come; backwards;
+ * the scores that backward computes again summed the other way round; q scaled before the product;
+ * q scaled so that exp is a power of two. */
+typedef enum oracle_form {
+    ORACLE_AS_IS,
+    ORACLE_REVERSE,
+    ORACLE_MIXED,
+    ORACLE_SCALED,
+    ORACLE_POWERS,
+    ORACLE_FORMS
+} oracle_form;
+
+/* Fills every array of `r`. */
+void oracle_run(oracle_result *r, const oracle_problem *p, oracle_precision precision,
+                oracle_form form);
 
 /* The same sums with every term taken by its absolute value: how large the numbers were from
  * which the gradients came out, cancellation or not. */

@@ -2,7 +2,7 @@
  * The dense definition for one type; oracle.c includes this once per precision with
  *   REAL       the type of all arithmetic
  *   FN(name)   the name with the precision's suffix
- *   EXP LOG SQRT ABS COS SIN POW
+ *   EXP EXP2 LOG SQRT ABS, COS SIN POW of the type WIDE
  *
  * Written over pairs of rows, not over clusters: row i meets row j at one level l, with the query
  * that row i uses there and the mean key of row j's cluster there. Summing exp(s) v over the rows
@@ -13,7 +13,10 @@ typedef struct FN(head) {
     const oracle_problem *p;
     int64_t rows, sequence, h;
     int levels, reverse;
-    REAL scale, keep;         /* keep: 1/(1 - dropout) */
+    oracle_form form;
+    REAL scale;               /* of the scores, or what q has been multiplied by */
+    REAL unit;                /* what one unit of a score is worth: 1, or log 2 */
+    REAL keep;                /* keep: 1/(1 - dropout) */
     REAL sign;                /* of <dz, z> in ds: -1; +1 when only sizes are asked for */
     const uint8_t *qon, *kon; /* [rows] */
     int8_t *level;            /* [rows, rows] where i meets j; -1: i does not see j */
@@ -30,9 +33,12 @@ static int64_t FN(at)(const FN(head) * w, int64_t t, int64_t n) {
     return w->reverse ? n - 1 - t : t;
 }
 
-static REAL FN(dot)(const FN(head) * w, const REAL *a, const REAL *b, int64_t n) {
+static REAL FN(dot)(int reverse, const REAL *a, const REAL *b, int64_t n) {
     REAL sum = 0;
-    for (int64_t t = 0; t < n; t++) sum += a[FN(at)(w, t, n)] * b[FN(at)(w, t, n)];
+    for (int64_t t = 0; t < n; t++) {
+        int64_t c = reverse ? n - 1 - t : t;
+        sum += a[c] * b[c];
+    }
     return sum;
 }
 
@@ -89,9 +95,12 @@ static void FN(uncoarsen)(const FN(head) * w, REAL *dx, const uint8_t *on, int m
                     sum += dx[(l * n + lo + FN(at)(w, t, hi - lo)) * d + c];
                 for (int64_t i = lo; i < hi; i++) {
                     if (!on[i]) continue;
-                    if (mean) dx[i * d + c] += sum / (REAL)count;
-                    else if (!first) dx[i * d + c] += dx[(l * n + i) * d + c];
-                    else if (i == head) dx[i * d + c] += sum;
+                    if (mean)
+                        dx[i * d + c] += sum / (REAL)count;
+                    else if (!first)
+                        dx[i * d + c] += dx[(l * n + i) * d + c];
+                    else if (i == head)
+                        dx[i * d + c] += sum;
                 }
             }
         }
@@ -121,17 +130,33 @@ static REAL FN(weight)(const FN(head) * w, int l, int64_t i, int64_t j) {
     return oracle_kept(w->p, w->sequence, w->h, l, query, j >> l) ? w->keep : 0;
 }
 
+/* q has been multiplied by the scale already */
+static int FN(scaled)(const FN(head) * w) {
+    return w->form == ORACLE_SCALED || w->form == ORACLE_POWERS;
+}
+
+static REAL FN(power)(const FN(head) * w, REAL s) {
+    return w->form == ORACLE_POWERS ? EXP2(s) : EXP(s);
+}
+
+static REAL FN(score)(const FN(head) * w, int l, int64_t i, int64_t j, int reverse) {
+    const oracle_problem *p = w->p;
+    int64_t n = w->rows, d = p->head_dim;
+    REAL s = FN(dot)(reverse, w->q + (l * n + i) * d, w->k + (l * n + j) * d, d);
+    if (!FN(scaled)(w)) s *= w->scale;
+    return p->bias ? s + (REAL)p->bias[FN(bias_at)(p, l, i, j) * p->q_heads + w->h] / w->unit : s;
+}
+
 /* row i: scores, lse, output */
 static void FN(attend)(FN(head) * w, int64_t i) {
     const oracle_problem *p = w->p;
-    int64_t n = w->rows, d = p->head_dim, dv = p->value_dim;
+    int64_t n = w->rows, dv = p->value_dim;
     REAL top = -INFINITY, sum = 0, *s = w->s + i * n, *z = w->z + i * dv;
     const int8_t *level = w->level + i * n;
     for (int64_t j = 0; j < n; j++) {
         int l = level[j];
         if (l < 0) continue;
-        s[j] = w->scale * FN(dot)(w, w->q + (l * n + i) * d, w->k + (l * n + j) * d, d);
-        if (p->bias) s[j] += (REAL)p->bias[FN(bias_at)(p, l, i, j) * p->q_heads + w->h];
+        s[j] = FN(score)(w, l, i, j, w->reverse);
         if (s[j] > top) top = s[j];
     }
     w->lse[i] = -INFINITY;
@@ -139,12 +164,12 @@ static void FN(attend)(FN(head) * w, int64_t i) {
     for (int64_t t = 0; t < n; t++) {
         int64_t j = FN(at)(w, t, n);
         if (level[j] < 0) continue;
-        REAL e = EXP(s[j] - top), weight = FN(weight)(w, level[j], i, j);
+        REAL e = FN(power)(w, s[j] - top), weight = FN(weight)(w, level[j], i, j);
         sum += e;
         for (int64_t c = 0; c < dv; c++) z[c] += e * weight * w->v[j * dv + c];
     }
     for (int64_t c = 0; c < dv; c++) z[c] /= sum;
-    w->lse[i] = top + LOG(sum);
+    w->lse[i] = top * w->unit + LOG(sum);
 }
 
 /* row i's part of every gradient, from lse and the scores alone */
@@ -152,18 +177,21 @@ static void FN(pull)(FN(head) * w, int64_t i) {
     const oracle_problem *p = w->p;
     int64_t n = w->rows, d = p->head_dim, dv = p->value_dim;
     const REAL *dz = w->dz + i * dv;
-    REAL delta = FN(dot)(w, dz, w->z + i * dv, dv);
+    REAL delta = FN(dot)(w->reverse, dz, w->z + i * dv, dv);
     for (int64_t t = 0; t < n; t++) {
         int64_t j = FN(at)(w, t, n);
         int l = w->level[i * n + j];
         if (l < 0) continue;
-        REAL e = EXP(w->s[i * n + j] - w->lse[i]), weight = FN(weight)(w, l, i, j);
-        REAL ds = weight * FN(dot)(w, dz, w->v + j * dv, dv) + w->sign * delta + w->dlse[i];
-        ds *= e;
+        if (w->form == ORACLE_MIXED) w->s[i * n + j] = FN(score)(w, l, i, j, !w->reverse);
+        REAL e = FN(power)(w, w->s[i * n + j] - w->lse[i] / w->unit);
+        REAL weight = FN(weight)(w, l, i, j);
+        REAL ds = weight * FN(dot)(w->reverse, dz, w->v + j * dv, dv);
+        ds = e * (ds + w->sign * delta + w->dlse[i]);
         const REAL *q = w->q + (l * n + i) * d, *k = w->k + (l * n + j) * d;
         REAL *dq = w->dq + (l * n + i) * d, *dk = w->dk + (l * n + j) * d;
-        for (int64_t c = 0; c < d; c++) dq[c] += w->scale * ds * k[c];
-        for (int64_t c = 0; c < d; c++) dk[c] += w->scale * ds * q[c];
+        REAL with_q = FN(scaled)(w) ? w->unit : w->scale; /* q may carry its scale */
+        for (int64_t c = 0; c < d; c++) dq[c] += w->scale * w->unit * ds * k[c];
+        for (int64_t c = 0; c < d; c++) dk[c] += with_q * ds * q[c];
         for (int64_t c = 0; c < dv; c++) w->dv[j * dv + c] += e * weight * dz[c];
         w->dbias[FN(bias_at)(p, l, i, j)] += ds;
     }
@@ -193,8 +221,8 @@ static void FN(open)(FN(head) * w) {
 }
 
 static void FN(close)(FN(head) * w) {
-    REAL *all[] = {w->q, w->k,  w->dq, w->dk,  w->v,    w->z,
-                   w->dz, w->dv, w->s, w->lse, w->dlse, w->dbias};
+    REAL *all[] = {w->q,  w->k,  w->dq, w->dk,  w->v,    w->z,
+                   w->dz, w->dv, w->s,  w->lse, w->dlse, w->dbias};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     free(w->level);
 }
@@ -217,6 +245,7 @@ static void FN(prepare)(FN(head) * w, int64_t start) {
         FN(rotate)(w, w->q + i * d, i, 0);
         FN(rotate)(w, w->k + i * d, i, 0);
     }
+    for (int64_t i = 0; i < w->levels * w->rows * d && FN(scaled)(w); i++) w->q[i] *= w->scale;
 }
 
 static void FN(differentiate)(FN(head) * w) {
@@ -285,17 +314,20 @@ static void FN(run_head)(oracle_result *r, FN(head) * w, int64_t start, int size
     FN(close)(w);
 }
 
-static void FN(run)(oracle_result *r, const oracle_problem *p, int reverse, int sizes) {
+static void FN(run)(oracle_result *r, const oracle_problem *p, oracle_form form, int sizes) {
     uint8_t *ones = malloc((size_t)p->cu_seqlens[p->sequences] + 1);
     if (!ones) abort();
     memset(ones, 1, (size_t)p->cu_seqlens[p->sequences] + 1);
     for (int64_t b = 0; b < p->sequences; b++) {
         for (int64_t h = 0; h < p->q_heads; h++) {
             int64_t start = p->cu_seqlens[b];
-            FN(head) w = {.p = p, .sequence = b, .h = h, .reverse = reverse, .sign = -1};
+            FN(head) w = {.p = p, .sequence = b, .h = h, .form = form, .sign = -1};
+            w.reverse = form == ORACLE_REVERSE;
+            w.unit = form == ORACLE_POWERS ? LOG((REAL)2) : 1;
             w.rows = p->cu_seqlens[b + 1] - start;
             w.levels = oracle_levels(p, w.rows);
             w.scale = p->scale != 0 ? (REAL)p->scale : 1 / SQRT((REAL)p->head_dim);
+            w.scale /= w.unit;
             w.keep = 1 / (1 - (REAL)p->dropout);
             w.qon = p->query_mask ? p->query_mask + start : ones;
             w.kon = p->key_mask ? p->key_mask + start : ones;

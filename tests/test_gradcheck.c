@@ -6,8 +6,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "harness.h"
 #include "finite.h"
+#include "harness.h"
 
 /* forward only, over and over, as the inputs move */
 typedef struct loss_of {

@@ -38,12 +38,17 @@ static double largest_off(const double *a, const double *b, int64_t n) {
     return top;
 }
 
-/* what the rule allows each part, with the float run as the plain algorithm */
+/* What the rule allows each part, with the float run as the plain algorithm. Weights come back as
+ * exp(s - lse): rounding lse is a relative error of eps |lse| in each of them, and there is but one
+ * plain run here to show it. */
 static reference long_reference(const problem *p) {
     ht_context *ctx = reference_context();
     ht_dtype type = (ht_dtype)p->c.dtype;
     reference r = {.want = reference_run(ctx, p, HT_F64)};
     outcome plain = reference_run(ctx, p, HT_F32);
+    double score = 1;
+    for (int64_t i = 0; i < problem_lse_size(p); i++)
+        if (isfinite(r.want.lse[i])) score = fmax(score, fabs(r.want.lse[i]));
     for (int part = 0; part < PART_COUNT; part++) {
         double *want = outcome_part(&r.want, part), *x = outcome_part(&plain, part), top = 0;
         int64_t n = problem_part_size(p, part);
@@ -51,6 +56,7 @@ static reference long_reference(const problem *p) {
             if (part != PART_LSE && part != PART_DBIAS) x[i] = dtype_round(type, x[i]);
             if (isfinite(want[i])) top = fmax(top, fabs(want[i]));
         }
+        if (part != PART_LSE) top *= score;
         r.allowed[part] = 2 * largest_off(want, x, n) + 4 * dtype_epsilon(type) * top;
     }
     return r;

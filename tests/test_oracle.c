@@ -22,14 +22,23 @@ static double k6[6];
 
 static oracle_problem six_rows(ht_query query) {
     k6[5] = 2 * log(2);
-    return (oracle_problem){.query = query, .sequences = 1, .cu_seqlens = six, .q_heads = 1,
-                            .kv_heads = 1, .head_dim = 1, .value_dim = 1, .block = 2, .scale = 1,
-                            .q = q6, .k = k6, .v = v6};
+    return (oracle_problem){.query = query,
+                            .sequences = 1,
+                            .cu_seqlens = six,
+                            .q_heads = 1,
+                            .kv_heads = 1,
+                            .head_dim = 1,
+                            .value_dim = 1,
+                            .block = 2,
+                            .scale = 1,
+                            .q = q6,
+                            .k = k6,
+                            .v = v6};
 }
 
 static void run_six(double *z, double *lse, const oracle_problem *p) {
     oracle_result r = {.out = z, .lse = lse};
-    oracle_run(&r, p, ORACLE_F64, 0);
+    oracle_run(&r, p, ORACLE_F64, ORACLE_AS_IS);
 }
 
 static void modes_by_hand(void **state) {
@@ -108,11 +117,22 @@ static void gradient_by_hand(void **state) {
     const double q[2] = {1, 2}, k[2] = {0, log(2)}, v[2] = {3, 6}, dout[2] = {1, 0};
     const double dlse[2] = {0, 5};
     double z[2], lse[2], dq[2], dk[2], dv[2], dbias[7];
-    oracle_problem p = {.query = HT_QUERY_FINE, .sequences = 1, .cu_seqlens = two, .q_heads = 1,
-                        .kv_heads = 1, .head_dim = 1, .value_dim = 1, .block = 2, .scale = 1,
-                        .q = q, .k = k, .v = v, .dout = dout, .dlse = dlse};
+    oracle_problem p = {.query = HT_QUERY_FINE,
+                        .sequences = 1,
+                        .cu_seqlens = two,
+                        .q_heads = 1,
+                        .kv_heads = 1,
+                        .head_dim = 1,
+                        .value_dim = 1,
+                        .block = 2,
+                        .scale = 1,
+                        .q = q,
+                        .k = k,
+                        .v = v,
+                        .dout = dout,
+                        .dlse = dlse};
     oracle_result r = {z, lse, dq, dk, dv, dbias};
-    oracle_run(&r, &p, ORACLE_F64, 0);
+    oracle_run(&r, &p, ORACLE_F64, ORACLE_AS_IS);
     close_to(z[0], 5), close_to(z[1], 5.4), close_to(lse[0], log(3)), close_to(lse[1], log(5));
     close_to(dv[0], 1.0 / 3), close_to(dv[1], 2.0 / 3);
     close_to(dq[0], 2.0 / 3 * log(2));     /* ds = (-2/3, 2/3) */
@@ -163,11 +183,22 @@ static void dropout_by_hand(void **state) {
     static const int32_t two[2] = {0, 2};
     const double zero[2] = {0}, v[2] = {3, 6};
     double z[2], lse[2];
-    oracle_problem p = {.query = HT_QUERY_FIRST, .sequences = 1, .cu_seqlens = two, .q_heads = 1,
-                        .kv_heads = 1, .head_dim = 1, .value_dim = 1, .block = 2, .dropout = 0.5,
-                        .seed = 0x123456789ABCDEFu, .offset = 3, .q = zero, .k = zero, .v = v};
+    oracle_problem p = {.query = HT_QUERY_FIRST,
+                        .sequences = 1,
+                        .cu_seqlens = two,
+                        .q_heads = 1,
+                        .kv_heads = 1,
+                        .head_dim = 1,
+                        .value_dim = 1,
+                        .block = 2,
+                        .dropout = 0.5,
+                        .seed = 0x123456789ABCDEFu,
+                        .offset = 3,
+                        .q = zero,
+                        .k = zero,
+                        .v = v};
     oracle_result r = {.out = z, .lse = lse};
-    oracle_run(&r, &p, ORACLE_F64, 0);
+    oracle_run(&r, &p, ORACLE_F64, ORACLE_AS_IS);
     for (uint32_t i = 0; i < 2; i++) {
         uint32_t words[4], counter[4] = {3, 0, i, 0}, key[2] = {0x89ABCDEF, 0x1234567};
         oracle_philox(words, counter, key);
@@ -188,7 +219,7 @@ static double loss(void *user) {
     oracle_problem same = problem_oracle(l->p);
     double sum = 0;
     same.dout = NULL;
-    oracle_run(&l->o, &same, ORACLE_F80, 0);
+    oracle_run(&l->o, &same, ORACLE_F80, ORACLE_AS_IS);
     for (int64_t i = 0; i < problem_lse_size(l->p); i++) {
         if (l->o.lse[i] == -INFINITY) continue;
         if (l->p->dlse) sum += l->p->dlse[i] * l->o.lse[i];
@@ -204,7 +235,7 @@ static void oracle_gradients(void **state) {
     loss_of l = {&p, outcome_make(&p)};
     outcome grads = outcome_make(&p);
     oracle_problem same = problem_oracle(&p);
-    oracle_run(&grads, &same, ORACLE_F80, 0);
+    oracle_run(&grads, &same, ORACLE_F80, ORACLE_AS_IS);
     double *inputs[] = {p.q, p.k, p.v, p.bias};
     for (int part = PART_DQ; part < PART_COUNT; part++) {
         double *x = inputs[part - PART_DQ], *g = outcome_part(&grads, part);
@@ -223,12 +254,31 @@ static void oracle_gradients(void **state) {
     }
 }
 
+/* every way to write the plain algorithm is the same algorithm */
+static void forms_agree(void **state) {
+    problem p;
+    problem_make(&p, *state);
+    outcome want = outcome_make(&p), got = outcome_make(&p);
+    oracle_problem same = problem_oracle(&p);
+    oracle_run(&want, &same, ORACLE_F64, ORACLE_AS_IS);
+    for (int form = 1; form < ORACLE_FORMS; form++) {
+        oracle_run(&got, &same, ORACLE_F64, (oracle_form)form);
+        for (int part = 0; part < PART_COUNT; part++) {
+            const double *a = outcome_part(&want, part), *b = outcome_part(&got, part);
+            for (int64_t i = 0; i < problem_part_size(&p, part); i++)
+                if (a[i] != b[i] && !(fabs(a[i] - b[i]) <= 1e-12))
+                    harness_fail(&p.c, "form %d: %s[%d] is %.15g, not %.15g", form,
+                                 part_names[part], (int)i, b[i], a[i]);
+        }
+    }
+}
+
 /* ---- helpers of the tests ---------------------------------------------------------------- */
 
 static void number_formats(void **state) {
     (void)state;
     assert_true(dtype_round(HT_BF16, 1.0) == 1.0);
-    assert_true(dtype_round(HT_BF16, 1.0 + 0x1p-8) == 1.0);            /* a tie: to even */
+    assert_true(dtype_round(HT_BF16, 1.0 + 0x1p-8) == 1.0); /* a tie: to even */
     assert_true(dtype_round(HT_BF16, 1.0 + 0x1p-7 + 0x1p-8) == 1.0 + 0x1p-6);
     assert_true(dtype_round(HT_BF16, 1.0 + 0x1p-8 + 0x1p-20) == 1.0 + 0x1p-7);
     assert_true(dtype_round(HT_BF16, -INFINITY) == -INFINITY);
@@ -272,6 +322,7 @@ int main(void) {
         cases_add(&cases, c);
     }
     harness_add_all("gradients", oracle_gradients, &cases);
+    harness_add_all("forms", forms_agree, &cases);
     cases_free(&cases);
     return harness_run();
 }

@@ -41,7 +41,7 @@ static double largest_difference(const double *a, const double *b, int64_t n) {
 
 /* The plain algorithm in the case's precision. bf16: bf16 inputs, float arithmetic, every bf16
  * tensor rounded when it is stored; backward reads the rounded out. */
-static outcome plain(const problem *p, int backward, int reverse) {
+static outcome plain(const problem *p, int backward, oracle_form form) {
     outcome o = outcome_make(p);
     oracle_problem same = problem_oracle(p);
     ht_dtype type = (ht_dtype)p->c.dtype;
@@ -49,12 +49,12 @@ static outcome plain(const problem *p, int backward, int reverse) {
     if (!backward) same.dout = NULL;
     if (type == HT_BF16 && backward) {
         same.dout = NULL;
-        oracle_run(&o, &same, precision, reverse);
+        oracle_run(&o, &same, precision, form);
         double *stored = pool_alloc((size_t)problem_out_size(p) * sizeof *stored);
         for (int64_t i = 0; i < problem_out_size(p); i++) stored[i] = dtype_round(type, o.out[i]);
         same.stored_out = stored, same.dout = p->dout;
     }
-    oracle_run(&o, &same, precision, reverse);
+    oracle_run(&o, &same, precision, form);
     static const int stored_parts[] = {PART_OUT, PART_DQ, PART_DK, PART_DV};
     for (size_t s = 0; s < COUNT(stored_parts) && type == HT_BF16; s++) {
         double *x = outcome_part(&o, stored_parts[s]);
@@ -71,11 +71,12 @@ void reference_make(reference *r, const problem *p, int backward) {
     if (!backward) same.dout = NULL;
     r->want = outcome_make(p);
     outcome sizes = outcome_make(p);
-    oracle_run(&r->want, &same, p->c.dtype == HT_F64 ? ORACLE_F80 : ORACLE_F64, 0);
+    oracle_run(&r->want, &same, p->c.dtype == HT_F64 ? ORACLE_F80 : ORACLE_F64, ORACLE_AS_IS);
     if (backward) oracle_sizes(&sizes, &same);
     memset(r->allowed, 0, sizeof r->allowed);
-    for (int reverse = 0; reverse < 2; reverse++) {
-        outcome o = plain(p, backward, reverse);
+    for (int form = 0; form < ORACLE_FORMS; form++) {
+        if (!backward && form == ORACLE_MIXED) continue;
+        outcome o = plain(p, backward, (oracle_form)form);
         for (int part = 0; part < parts; part++) {
             int64_t n = problem_part_size(p, part);
             double *want = outcome_part(&r->want, part);
@@ -113,9 +114,11 @@ void reference_check(const reference *r, const problem *p, const outcome *got, u
             if (off > worst) worst = off, at = i;
         }
         if (worst > allowed)
-            harness_fail(&p->c, "%s: element %lld of %lld is %.9g, should be %.9g: off by %.3g, "
-                         "allowed %.3g", part_names[part], (long long)at, (long long)n, x[at],
-                         want[at], worst, allowed);
+            harness_fail(&p->c,
+                         "%s: element %lld of %lld is %.9g, should be %.9g: off by %.3g, "
+                         "allowed %.3g",
+                         part_names[part], (long long)at, (long long)n, x[at], want[at], worst,
+                         allowed);
     }
 }
 
