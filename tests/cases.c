@@ -67,8 +67,8 @@ void case_print(char *text, size_t bytes, const test_case *c) {
     for (const field *f = fields; f < fields + COUNT(fields); f++) {
         int64_t value = *member(c, f);
         if (value == f->value && f != fields) continue;
-        int n = snprintf(text + used, bytes - used, "%s%s=%" PRId64, used ? "," : "", f->name,
-                         value);
+        int n =
+            snprintf(text + used, bytes - used, "%s%s=%" PRId64, used ? "," : "", f->name, value);
         if (n < 0 || used + (size_t)n >= bytes) return;
         used += (size_t)n;
     }
@@ -198,9 +198,9 @@ void cases_lengths(case_list *list, ht_dtype dtype) {
 }
 
 void cases_dims(case_list *list, ht_dtype dtype) {
-    static const int64_t dims[] = {1,  2,  3,  4,  5,  7,  8,   9,   12,  15,  16,  17,  20,  24,
-                                   31, 32, 33, 40, 48, 63, 64,  65,  72,  80,  96,  100, 112, 127,
-                                   128, 129, 160, 191, 192, 200, 224, 255, 256};
+    static const int64_t dims[] = {1,   2,   3,   4,   5,   7,   8,   9,   12,  15,  16, 17, 20,
+                                   24,  31,  32,  33,  40,  48,  63,  64,  65,  72,  80, 96, 100,
+                                   112, 127, 128, 129, 160, 191, 192, 200, 224, 255, 256};
     for (size_t i = 0; i < COUNT(dims); i++) {
         for (size_t w = 0; w < case_way_count; w++) {
             test_case c = case_ways[w];

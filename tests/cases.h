@@ -8,45 +8,45 @@
 #include "htransformer.h"
 
 /* X(field, default): every parameter of a case. */
-#define CASE_FIELDS(X)                                                                  \
-    X(kind, HT_HIERARCHICAL)                                                            \
-    X(query, HT_QUERY_MEAN)                                                             \
-    X(dtype, HT_F32)                                                                    \
-    X(causal, 0)                                                                        \
-    X(bias, 0)                                                                          \
-    X(cross, 0)                                                                         \
-    X(batch, 1)                                                                         \
-    X(length, 40)                                                                       \
-    X(packed, 0)    /* 0: equal lengths; n: ragged ones drawn from n, none over length */ \
-    X(block, 4)                                                                         \
-    X(q_heads, 1)                                                                       \
-    X(kv_heads, 1)                                                                      \
-    X(head_dim, 8)                                                                      \
-    X(value_dim, 8)                                                                     \
-    X(scale, 0)     /* thousandths; 0: the default */                                   \
-    X(rotary, 0)    /* theta */                                                         \
-    X(mask, MASK_NONE)                                                                  \
-    X(layout, LAYOUT_PLAIN)                                                             \
-    X(lse, 1)       /* the caller asks for lse */                                       \
-    X(dlse, 0)                                                                          \
-    X(dropout, 0)   /* per cent */                                                      \
-    X(spread, 1)    /* q is multiplied by this: how far the scores lie apart */         \
-    X(slack, 0)     /* 1: the plan's maxima are larger than the call */                 \
-    X(scratch, 1)   /* 1: the caller's, 0: the context's */                             \
+#define CASE_FIELDS(X)                                                                 \
+    X(kind, HT_HIERARCHICAL)                                                           \
+    X(query, HT_QUERY_MEAN)                                                            \
+    X(dtype, HT_F32)                                                                   \
+    X(causal, 0)                                                                       \
+    X(bias, 0)                                                                         \
+    X(cross, 0)                                                                        \
+    X(batch, 1)                                                                        \
+    X(length, 40)                                                                      \
+    X(packed, 0) /* 0: equal lengths; n: ragged ones drawn from n, none over length */ \
+    X(block, 4)                                                                        \
+    X(q_heads, 1)                                                                      \
+    X(kv_heads, 1)                                                                     \
+    X(head_dim, 8)                                                                     \
+    X(value_dim, 8)                                                                    \
+    X(scale, 0)  /* thousandths; 0: the default */                                     \
+    X(rotary, 0) /* theta */                                                           \
+    X(mask, MASK_NONE)                                                                 \
+    X(layout, LAYOUT_PLAIN)                                                            \
+    X(lse, 1) /* the caller asks for lse */                                            \
+    X(dlse, 0)                                                                         \
+    X(dropout, 0) /* per cent */                                                       \
+    X(spread, 1)  /* q is multiplied by this: how far the scores lie apart */          \
+    X(slack, 0)   /* 1: the plan's maxima are larger than the call */                  \
+    X(scratch, 1) /* 1: the caller's, 0: the context's */                              \
     X(seed, 1)
 
 /* Which rows are masked. What is masked holds NaN, always. */
 enum {
     MASK_NONE,
-    MASK_PADDING,   /* keys and queries of a tail of every sequence */
-    MASK_LEADING,   /* keys and queries of a head of every sequence */
-    MASK_KEYS,      /* keys at random */
-    MASK_QUERIES,   /* queries at random */
-    MASK_BOTH,      /* keys and queries at random, not the same */
+    MASK_PADDING, /* keys and queries of a tail of every sequence */
+    MASK_LEADING, /* keys and queries of a head of every sequence */
+    MASK_KEYS,    /* keys at random */
+    MASK_QUERIES, /* queries at random */
+    MASK_BOTH,    /* keys and queries at random, not the same */
     MASK_ALL_KEYS,
     MASK_ALL_QUERIES,
-    MASK_ONE_KEY,   /* all keys but one of every sequence */
-    MASK_RUNS,      /* whole clusters: runs of 3 * block rows on and off */
+    MASK_ONE_KEY, /* all keys but one of every sequence */
+    MASK_RUNS,    /* whole clusters: runs of 3 * block rows on and off */
     MASK_COUNT
 };
 

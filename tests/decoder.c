@@ -48,8 +48,8 @@ static void *gather(const void *from, size_t row, const problem *p, const proble
     return to;
 }
 
-problem portion(const problem *p, const int64_t *which, const int64_t *from,
-                const int64_t *counts, int64_t n) {
+problem portion(const problem *p, const int64_t *which, const int64_t *from, const int64_t *counts,
+                int64_t n) {
     const test_case *c = &p->c;
     problem part = {.c = *c, .bias = p->bias};
     part.cu = pool_alloc((size_t)(n + 1) * sizeof *part.cu);

@@ -29,7 +29,7 @@ void decoder_feed(decoder *d, const int64_t *counts);
 void decoder_feed_one(decoder *d, int64_t b, int64_t n);
 
 /* Rows [from, from + counts[b]) of some sequences as a problem of their own; `which` lists them. */
-problem portion(const problem *p, const int64_t *which, const int64_t *from,
-                const int64_t *counts, int64_t n);
+problem portion(const problem *p, const int64_t *which, const int64_t *from, const int64_t *counts,
+                int64_t n);
 
 #endif

@@ -31,8 +31,8 @@ static double difference(const line *l, double h) {
     return (8 * near - far) / (12 * h);
 }
 
-slope finite_slope(double *x, int64_t n, const double *direction, int64_t at,
-                   double (*f)(void *), void *user, double noise) {
+slope finite_slope(double *x, int64_t n, const double *direction, int64_t at, double (*f)(void *),
+                   void *user, double noise) {
     const double h = 0x1p-10; /* a power of two: steps are exact */
     double *start = pool_alloc((size_t)n * sizeof *start);
     memcpy(start, x, (size_t)n * sizeof *x);

@@ -40,9 +40,12 @@ static uint16_t to_bf16(float x) {
 void dtype_store(ht_dtype type, void *at, double x) {
     float f = (float)x;
     uint16_t half = to_bf16(f);
-    if (type == HT_F64) memcpy(at, &x, sizeof x);
-    else if (type == HT_BF16) memcpy(at, &half, sizeof half);
-    else memcpy(at, &f, sizeof f);
+    if (type == HT_F64)
+        memcpy(at, &x, sizeof x);
+    else if (type == HT_BF16)
+        memcpy(at, &half, sizeof half);
+    else
+        memcpy(at, &f, sizeof f);
 }
 
 double dtype_load(ht_dtype type, const void *at) {
@@ -146,9 +149,8 @@ static uint8_t *draw_mask(const problem *p, int which) {
     uint64_t s = (uint64_t)p->c.seed * 31 + (uint64_t)which;
     for (int64_t b = 0; b < p->c.batch; b++)
         for (int64_t i = p->cu[b]; i < p->cu[b + 1]; i++)
-            mask[i] = takes_part(&p->c, &s, which, i - p->cu[b], p->cu[b + 1] - p->cu[b])
-                          ? on[i % 4]
-                          : 0;
+            mask[i] =
+                takes_part(&p->c, &s, which, i - p->cu[b], p->cu[b + 1] - p->cu[b]) ? on[i % 4] : 0;
     return mask;
 }
 
@@ -199,12 +201,28 @@ outcome outcome_make(const problem *p) {
 oracle_problem problem_oracle(const problem *p) {
     const test_case *c = &p->c;
     return (oracle_problem){
-        .kind = (ht_kind)c->kind, .query = (ht_query)c->query, .causal = (int)c->causal,
-        .sequences = c->batch, .cu_seqlens = p->cu, .q_heads = c->q_heads,
-        .kv_heads = c->kv_heads, .head_dim = c->head_dim, .value_dim = c->value_dim,
-        .block = c->block, .scale = (double)c->scale / 1000, .rotary = (double)c->rotary,
-        .dropout = (double)c->dropout / 100, .seed = (uint64_t)c->seed * 0x9E3779B97F4A7C15u,
-        .offset = (uint32_t)c->seed, .q = p->q, .k = p->k, .v = p->v, .bias = p->bias,
-        .key_mask = p->key_mask, .query_mask = p->query_mask, .dout = p->dout, .dlse = p->dlse,
+        .kind = (ht_kind)c->kind,
+        .query = (ht_query)c->query,
+        .causal = (int)c->causal,
+        .sequences = c->batch,
+        .cu_seqlens = p->cu,
+        .q_heads = c->q_heads,
+        .kv_heads = c->kv_heads,
+        .head_dim = c->head_dim,
+        .value_dim = c->value_dim,
+        .block = c->block,
+        .scale = (double)c->scale / 1000,
+        .rotary = (double)c->rotary,
+        .dropout = (double)c->dropout / 100,
+        .seed = (uint64_t)c->seed * 0x9E3779B97F4A7C15u,
+        .offset = (uint32_t)c->seed,
+        .q = p->q,
+        .k = p->k,
+        .v = p->v,
+        .bias = p->bias,
+        .key_mask = p->key_mask,
+        .query_mask = p->query_mask,
+        .dout = p->dout,
+        .dlse = p->dlse,
     };
 }

@@ -40,9 +40,9 @@ oracle_problem problem_oracle(const problem *p);
 /* ---- numbers ----------------------------------------------------------------------------- */
 
 size_t dtype_bytes(ht_dtype type);
-double dtype_epsilon(ht_dtype type);           /* distance from 1 to the next number */
-ht_dtype dtype_wide(ht_dtype type);            /* of lse and bias: float, or double for F64 */
-double dtype_round(ht_dtype type, double x);   /* to the nearest representable number */
+double dtype_epsilon(ht_dtype type);         /* distance from 1 to the next number */
+ht_dtype dtype_wide(ht_dtype type);          /* of lse and bias: float, or double for F64 */
+double dtype_round(ht_dtype type, double x); /* to the nearest representable number */
 void dtype_store(ht_dtype type, void *at, double x);
 double dtype_load(ht_dtype type, const void *at);
 

@@ -70,10 +70,10 @@ static size_t element(const view *t, const problem *p, int64_t b, int64_t row, i
 }
 
 /* every element: canonical index n, byte offset at */
-#define EACH_ELEMENT(t, p)                                              \
-    for (int64_t b = 0, n = 0; b < (p)->c.batch; b++)                   \
-        for (int64_t row = (p)->cu[b]; row < (p)->cu[b + 1]; row++)     \
-            for (int64_t h = 0; h < (t)->heads; h++)                    \
+#define EACH_ELEMENT(t, p)                                          \
+    for (int64_t b = 0, n = 0; b < (p)->c.batch; b++)               \
+        for (int64_t row = (p)->cu[b]; row < (p)->cu[b + 1]; row++) \
+            for (int64_t h = 0; h < (t)->heads; h++)                \
                 for (int64_t c = 0; c < (t)->dim; c++, n++)
 
 void view_write(const view *t, const problem *p, const double *canonical) {
@@ -342,8 +342,8 @@ void session_read(const session *s, outcome *o) {
     if (p->c.lse) view_read(&s->lse, p, o->lse);
     view_read(&s->dq, p, o->dq), view_read(&s->dk, p, o->dk), view_read(&s->dv, p, o->dv);
     for (int64_t i = 0; i < problem_bias_size(p) && s->dbias; i++)
-        o->dbias[i] = dtype_load(wide, s->dbias->image + GUARD_BYTES +
-                                           (size_t)i * dtype_bytes(wide));
+        o->dbias[i] =
+            dtype_load(wide, s->dbias->image + GUARD_BYTES + (size_t)i * dtype_bytes(wide));
 }
 
 outcome run_problem(ht_context *ctx, const problem *p) {

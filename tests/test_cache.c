@@ -37,8 +37,7 @@ static void feed_all(decoder *d, int schedule) {
     uint64_t random = 3;
     int64_t *counts = pool_alloc((size_t)d->p->c.batch * sizeof *counts);
     while (!all_fed(d)) {
-        for (int64_t b = 0; b < d->p->c.batch; b++)
-            counts[b] = next_count(d, schedule, b, &random);
+        for (int64_t b = 0; b < d->p->c.batch; b++) counts[b] = next_count(d, schedule, b, &random);
         decoder_feed(d, counts);
     }
 }
@@ -364,11 +363,16 @@ static void try_and_fail(decoder *d, const attempt *a) {
 /* and what follows is as if it had not been tried */
 static void failures(void **state) {
     static const attempt attempts[] = {
-        {"the same slot twice", {1, 1}, NULL}, {"slot -1", {-1, 1}, NULL},
-        {"slot 99", {1, 99}, NULL},            {"q NULL", {1, 2}, no_q},
-        {"out NULL", {1, 2}, no_out},          {"length 0", {1, 2}, no_rows},
-        {"too many", {1, 2}, many},            {"negative stride", {1, 2}, negative},
-        {"size", {1, 2}, small},               {"cu_seqlens", {1, 2}, bad_cu},
+        {"the same slot twice", {1, 1}, NULL},
+        {"slot -1", {-1, 1}, NULL},
+        {"slot 99", {1, 99}, NULL},
+        {"q NULL", {1, 2}, no_q},
+        {"out NULL", {1, 2}, no_out},
+        {"length 0", {1, 2}, no_rows},
+        {"too many", {1, 2}, many},
+        {"negative stride", {1, 2}, negative},
+        {"size", {1, 2}, small},
+        {"cu_seqlens", {1, 2}, bad_cu},
     };
     problem p;
     problem_make(&p, *state);

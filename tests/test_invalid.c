@@ -26,9 +26,9 @@ static void expect(const char *what, ht_status got, ht_status want, const char *
 
 static void statuses(void **state) {
     (void)state;
-#define CHECK_STATUS(name, number, text)                        \
-    assert_int_equal(HT_##name, number);                        \
-    assert_string_equal(ht_status_name(HT_##name), #name);      \
+#define CHECK_STATUS(name, number, text)                   \
+    assert_int_equal(HT_##name, number);                   \
+    assert_string_equal(ht_status_name(HT_##name), #name); \
     assert_string_equal(ht_status_text(HT_##name), text);
     HT_STATUS_MAP(CHECK_STATUS)
 #undef CHECK_STATUS
@@ -43,17 +43,17 @@ static void statuses(void **state) {
 /* ---- contexts and devices ---------------------------------------------------------------- */
 
 /* change: what is done to the description `d`; the context must not be made */
-#define BAD_CONTEXT(change, status, word, value)                                              \
-    do {                                                                                      \
-        ht_context_desc d = HT_CONTEXT_DESC_INIT;                                             \
-        ht_context *made = (ht_context *)&count;                                              \
-        d.device = env.device, d.allocator = counting_allocator(&count);                      \
-        long live = count.live;                                                               \
-        change;                                                                               \
-        ht_status got = ht_context_create(&made, &d);                                         \
-        expect(#change, got, status, ht_context_error(NULL), word, value);                    \
-        assert_null(made);                                                                    \
-        assert_int_equal(count.live, live);                                                   \
+#define BAD_CONTEXT(change, status, word, value)                           \
+    do {                                                                   \
+        ht_context_desc d = HT_CONTEXT_DESC_INIT;                          \
+        ht_context *made = (ht_context *)&count;                           \
+        d.device = env.device, d.allocator = counting_allocator(&count);   \
+        long live = count.live;                                            \
+        change;                                                            \
+        ht_status got = ht_context_create(&made, &d);                      \
+        expect(#change, got, status, ht_context_error(NULL), word, value); \
+        assert_null(made);                                                 \
+        assert_int_equal(count.live, live);                                \
     } while (0)
 
 static void contexts(void **state) {
@@ -156,25 +156,25 @@ static ht_attention_desc good_desc(void) {
     return d;
 }
 
-#define BAD_PLAN(change, status, word, value)                              \
-    do {                                                                   \
-        ht_attention_desc d = good_desc();                                 \
-        ht_attention *made = (ht_attention *)&count;                       \
-        long live = count.live;                                            \
-        change;                                                            \
-        ht_status got = ht_attention_create(&made, ctx, &d);               \
-        expect(#change, got, status, ht_context_error(ctx), word, value);  \
-        assert_null(made);                                                 \
-        assert_int_equal(count.live, live);                                \
+#define BAD_PLAN(change, status, word, value)                             \
+    do {                                                                  \
+        ht_attention_desc d = good_desc();                                \
+        ht_attention *made = (ht_attention *)&count;                      \
+        long live = count.live;                                           \
+        change;                                                           \
+        ht_status got = ht_attention_create(&made, ctx, &d);              \
+        expect(#change, got, status, ht_context_error(ctx), word, value); \
+        assert_null(made);                                                \
+        assert_int_equal(count.live, live);                               \
     } while (0)
 
-#define GOOD_PLAN(change)                                                  \
-    do {                                                                   \
-        ht_attention_desc d = good_desc();                                 \
-        ht_attention *made;                                                \
-        change;                                                            \
-        harness_ok(ctx, ht_attention_create(&made, ctx, &d), NULL);        \
-        ht_attention_destroy(made);                                        \
+#define GOOD_PLAN(change)                                           \
+    do {                                                            \
+        ht_attention_desc d = good_desc();                          \
+        ht_attention *made;                                         \
+        change;                                                     \
+        harness_ok(ctx, ht_attention_create(&made, ctx, &d), NULL); \
+        ht_attention_destroy(made);                                 \
     } while (0)
 
 static void plan_shapes(void **state) {
@@ -277,8 +277,8 @@ static void plan_answers(void **state) {
     harness_ok(ctx, ht_attention_get_desc(plan, &full), NULL);
     assert_true(full.kv_heads == 4 && full.value_dim == 16 && full.block == 16);
     assert_true(full.max_sequences == 1000 && full.max_length == 1000 && full.scale == 0.25);
-    static const int64_t levels[][2] = {{1, 1},   {16, 1},  {32, 1},  {33, 2},       {64, 2},
-                                        {65, 3},  {128, 3}, {129, 4}, {1 << 20, 16}, {1 << 30, 26}};
+    static const int64_t levels[][2] = {{1, 1},  {16, 1},  {32, 1},  {33, 2},       {64, 2},
+                                        {65, 3}, {128, 3}, {129, 4}, {1 << 20, 16}, {1 << 30, 26}};
     for (size_t i = 0; i < COUNT(levels); i++)
         assert_int_equal(ht_attention_levels(plan, levels[i][0]), levels[i][1]);
     ht_attention_destroy(plan);
@@ -313,20 +313,20 @@ static void expect_backward(const char *what, const ht_attention_args *a,
 }
 
 /* wrong in forward is wrong in backward */
-#define BAD_ARGS(change, word, value)                                              \
-    do {                                                                           \
-        ht_attention_args a = call.args;                                           \
-        change;                                                                    \
-        expect_forward(#change, &a, HT_INVALID, word, value);                      \
-        expect_backward(#change, &a, &call.grads, HT_INVALID, word, value);        \
+#define BAD_ARGS(change, word, value)                                       \
+    do {                                                                    \
+        ht_attention_args a = call.args;                                    \
+        change;                                                             \
+        expect_forward(#change, &a, HT_INVALID, word, value);               \
+        expect_backward(#change, &a, &call.grads, HT_INVALID, word, value); \
     } while (0)
 
-#define BAD_GRADS(change, word, value)                                             \
-    do {                                                                           \
-        ht_attention_args a = call.args;                                           \
-        ht_attention_grads g = call.grads;                                         \
-        change;                                                                    \
-        expect_backward(#change, &a, &g, HT_INVALID, word, value);                 \
+#define BAD_GRADS(change, word, value)                             \
+    do {                                                           \
+        ht_attention_args a = call.args;                           \
+        ht_attention_grads g = call.grads;                         \
+        change;                                                    \
+        expect_backward(#change, &a, &g, HT_INVALID, word, value); \
     } while (0)
 
 static void open_call(problem *p, test_case c) {

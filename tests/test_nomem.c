@@ -159,8 +159,8 @@ static ht_status load_elsewhere(run *r) {
 static ht_status read_back(run *r) {
     const float *all[] = {r->out, r->dq, r->dk, r->dv};
     for (size_t i = 0; i < COUNT(all); i++) {
-        ht_status status = ht_memory_copy_out(r->ctx, r->results + i * PIECE, all[i],
-                                              PIECE * sizeof(float));
+        ht_status status =
+            ht_memory_copy_out(r->ctx, r->results + i * PIECE, all[i], PIECE * sizeof(float));
         if (status != HT_OK) return status;
     }
     return HT_OK;
@@ -169,8 +169,9 @@ static ht_status read_back(run *r) {
 /* ---- runs -------------------------------------------------------------------------------- */
 
 static const step steps[] = {
-    make_context, make_plan,    make_buffers, make_saved,     forward,       backward, read_back,
-    make_cache,   extend_first, extend_more,  fork_and_reset, save_and_load, load_elsewhere,
+    make_context,   make_plan,     make_buffers,   make_saved,   forward,
+    backward,       read_back,     make_cache,     extend_first, extend_more,
+    fork_and_reset, save_and_load, load_elsewhere,
 };
 
 /* each step until it is done: after a NOMEM once more */

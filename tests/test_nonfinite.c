@@ -51,10 +51,12 @@ static int64_t compare(const problem *p, const outcome *a, const outcome *b, con
                 int64_t at = row * p->c.q_heads + h;
                 if (memcmp(a->out + at * dv, b->out + at * dv, (size_t)dv * sizeof(double)) != 0 ||
                     memcmp(a->lse + at, b->lse + at, sizeof(double)) != 0)
-                    harness_fail(&p->c, "%g in %c, sequence %d row %d head %d changes sequence %d "
-                                 "row %d head %d", s->value, "qkv"[s->in], (int)s->sequence,
-                                 (int)s->row, (int)s->head, (int)sequence,
-                                 (int)(row - p->cu[sequence]), (int)h);
+                    harness_fail(&p->c,
+                                 "%g in %c, sequence %d row %d head %d changes sequence %d "
+                                 "row %d head %d",
+                                 s->value, "qkv"[s->in], (int)s -> sequence, (int)s -> row,
+                                 (int)s -> head, (int)sequence, (int)(row - p->cu[sequence]),
+                                 (int)h);
                 kept++;
             }
         }
@@ -85,7 +87,7 @@ static void is_seen(const problem *p, const outcome *got, const spot *s) {
     int64_t at = ((p->cu[s->sequence] + s->row) * c->q_heads + h) * c->value_dim;
     if (s->in == IN_V) at += s->row % c->value_dim;
     if (s->in != IN_Q && isnan(s->value) && !isnan(got->out[at]))
-        harness_fail(c, "NaN in %c row %d was lost", "qkv"[s->in], (int)s->row);
+        harness_fail(c, "NaN in %c row %d was lost", "qkv"[s->in], (int)s -> row);
 }
 
 static void spreading(void **state) {

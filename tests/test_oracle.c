@@ -22,9 +22,18 @@ static double k6[6];
 
 static oracle_problem six_rows(ht_query query) {
     k6[5] = 2 * log(2);
-    return (oracle_problem){.query = query, .sequences = 1, .cu_seqlens = six, .q_heads = 1,
-                            .kv_heads = 1, .head_dim = 1, .value_dim = 1, .block = 2, .scale = 1,
-                            .q = q6, .k = k6, .v = v6};
+    return (oracle_problem){.query = query,
+                            .sequences = 1,
+                            .cu_seqlens = six,
+                            .q_heads = 1,
+                            .kv_heads = 1,
+                            .head_dim = 1,
+                            .value_dim = 1,
+                            .block = 2,
+                            .scale = 1,
+                            .q = q6,
+                            .k = k6,
+                            .v = v6};
 }
 
 static void run_six(double *z, double *lse, const oracle_problem *p) {
@@ -108,9 +117,20 @@ static void gradient_by_hand(void **state) {
     const double q[2] = {1, 2}, k[2] = {0, log(2)}, v[2] = {3, 6}, dout[2] = {1, 0};
     const double dlse[2] = {0, 5};
     double z[2], lse[2], dq[2], dk[2], dv[2], dbias[7];
-    oracle_problem p = {.query = HT_QUERY_FINE, .sequences = 1, .cu_seqlens = two, .q_heads = 1,
-                        .kv_heads = 1, .head_dim = 1, .value_dim = 1, .block = 2, .scale = 1,
-                        .q = q, .k = k, .v = v, .dout = dout, .dlse = dlse};
+    oracle_problem p = {.query = HT_QUERY_FINE,
+                        .sequences = 1,
+                        .cu_seqlens = two,
+                        .q_heads = 1,
+                        .kv_heads = 1,
+                        .head_dim = 1,
+                        .value_dim = 1,
+                        .block = 2,
+                        .scale = 1,
+                        .q = q,
+                        .k = k,
+                        .v = v,
+                        .dout = dout,
+                        .dlse = dlse};
     oracle_result r = {z, lse, dq, dk, dv, dbias};
     oracle_run(&r, &p, ORACLE_F64, 0);
     close_to(z[0], 5), close_to(z[1], 5.4), close_to(lse[0], log(3)), close_to(lse[1], log(5));
@@ -163,9 +183,20 @@ static void dropout_by_hand(void **state) {
     static const int32_t two[2] = {0, 2};
     const double zero[2] = {0}, v[2] = {3, 6};
     double z[2], lse[2];
-    oracle_problem p = {.query = HT_QUERY_FIRST, .sequences = 1, .cu_seqlens = two, .q_heads = 1,
-                        .kv_heads = 1, .head_dim = 1, .value_dim = 1, .block = 2, .dropout = 0.5,
-                        .seed = 0x123456789ABCDEFu, .offset = 3, .q = zero, .k = zero, .v = v};
+    oracle_problem p = {.query = HT_QUERY_FIRST,
+                        .sequences = 1,
+                        .cu_seqlens = two,
+                        .q_heads = 1,
+                        .kv_heads = 1,
+                        .head_dim = 1,
+                        .value_dim = 1,
+                        .block = 2,
+                        .dropout = 0.5,
+                        .seed = 0x123456789ABCDEFu,
+                        .offset = 3,
+                        .q = zero,
+                        .k = zero,
+                        .v = v};
     oracle_result r = {.out = z, .lse = lse};
     oracle_run(&r, &p, ORACLE_F64, 0);
     for (uint32_t i = 0; i < 2; i++) {
@@ -228,7 +259,7 @@ static void oracle_gradients(void **state) {
 static void number_formats(void **state) {
     (void)state;
     assert_true(dtype_round(HT_BF16, 1.0) == 1.0);
-    assert_true(dtype_round(HT_BF16, 1.0 + 0x1p-8) == 1.0);            /* a tie: to even */
+    assert_true(dtype_round(HT_BF16, 1.0 + 0x1p-8) == 1.0); /* a tie: to even */
     assert_true(dtype_round(HT_BF16, 1.0 + 0x1p-7 + 0x1p-8) == 1.0 + 0x1p-6);
     assert_true(dtype_round(HT_BF16, 1.0 + 0x1p-8 + 0x1p-20) == 1.0 + 0x1p-7);
     assert_true(dtype_round(HT_BF16, -INFINITY) == -INFINITY);

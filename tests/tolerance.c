@@ -113,9 +113,11 @@ void reference_check(const reference *r, const problem *p, const outcome *got, u
             if (off > worst) worst = off, at = i;
         }
         if (worst > allowed)
-            harness_fail(&p->c, "%s: element %lld of %lld is %.9g, should be %.9g: off by %.3g, "
-                         "allowed %.3g", part_names[part], (long long)at, (long long)n, x[at],
-                         want[at], worst, allowed);
+            harness_fail(&p->c,
+                         "%s: element %lld of %lld is %.9g, should be %.9g: off by %.3g, "
+                         "allowed %.3g",
+                         part_names[part], (long long)at, (long long)n, x[at], want[at], worst,
+                         allowed);
     }
 }
 
