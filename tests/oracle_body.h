@@ -26,18 +26,18 @@ typedef struct FN(head) {
 } FN(head);
 
 /* index of step t of n, in the order asked for */
-static int64_t FN(at)(const FN(head) * w, int64_t t, int64_t n) {
+static int64_t FN(at)(const FN(head) *w, int64_t t, int64_t n) {
     return w->reverse ? n - 1 - t : t;
 }
 
-static REAL FN(dot)(const FN(head) * w, const REAL *a, const REAL *b, int64_t n) {
+static REAL FN(dot)(const FN(head) *w, const REAL *a, const REAL *b, int64_t n) {
     REAL sum = 0;
     for (int64_t t = 0; t < n; t++) sum += a[FN(at)(w, t, n)] * b[FN(at)(w, t, n)];
     return sum;
 }
 
 /* turns row x of position t by its angle; back: by the opposite one */
-static void FN(rotate)(const FN(head) * w, REAL *x, int64_t t, int back) {
+static void FN(rotate)(const FN(head) *w, REAL *x, int64_t t, int back) {
     int64_t d = w->p->head_dim, half = d / 2;
     for (int64_t c = 0; c < half; c++) {
         WIDE angle = (WIDE)t * POW((WIDE)w->p->rotary, (WIDE)-2 * (WIDE)c / (WIDE)d);
@@ -52,7 +52,7 @@ static void FN(rotate)(const FN(head) * w, REAL *x, int64_t t, int back) {
 
 /* x [levels, rows, d], level 0 filled: every other level from it. mean: the mean over the
  * cluster's valid rows; first: its first valid row; neither: the row itself */
-static void FN(coarsen)(const FN(head) * w, REAL *x, const uint8_t *on, int mean, int first) {
+static void FN(coarsen)(const FN(head) *w, REAL *x, const uint8_t *on, int mean, int first) {
     int64_t d = w->p->head_dim, n = w->rows;
     for (int l = 1; l < w->levels; l++) {
         for (int64_t lo = 0; lo < n; lo += (int64_t)1 << l) {
@@ -75,7 +75,7 @@ static void FN(coarsen)(const FN(head) * w, REAL *x, const uint8_t *on, int mean
 }
 
 /* the adjoint: dx [levels, rows, d] of all levels is gathered into level 0 */
-static void FN(uncoarsen)(const FN(head) * w, REAL *dx, const uint8_t *on, int mean, int first) {
+static void FN(uncoarsen)(const FN(head) *w, REAL *dx, const uint8_t *on, int mean, int first) {
     int64_t d = w->p->head_dim, n = w->rows;
     for (int l = 1; l < w->levels; l++) {
         for (int64_t lo = 0; lo < n; lo += (int64_t)1 << l) {
@@ -89,9 +89,12 @@ static void FN(uncoarsen)(const FN(head) * w, REAL *dx, const uint8_t *on, int m
                     sum += dx[(l * n + lo + FN(at)(w, t, hi - lo)) * d + c];
                 for (int64_t i = lo; i < hi; i++) {
                     if (!on[i]) continue;
-                    if (mean) dx[i * d + c] += sum / (REAL)count;
-                    else if (!first) dx[i * d + c] += dx[(l * n + i) * d + c];
-                    else if (i == head) dx[i * d + c] += sum;
+                    if (mean)
+                        dx[i * d + c] += sum / (REAL)count;
+                    else if (!first)
+                        dx[i * d + c] += dx[(l * n + i) * d + c];
+                    else if (i == head)
+                        dx[i * d + c] += sum;
                 }
             }
         }
@@ -106,7 +109,7 @@ static int64_t FN(bias_at)(const oracle_problem *p, int l, int64_t i, int64_t j)
     return distance + reach;
 }
 
-static void FN(meet)(FN(head) * w) {
+static void FN(meet)(FN(head) *w) {
     for (int64_t i = 0; i < w->rows; i++) {
         for (int64_t j = 0; j < w->rows; j++) {
             int seen = w->qon[i] && w->kon[j] && !(w->p->causal && j > i);
@@ -115,14 +118,14 @@ static void FN(meet)(FN(head) * w) {
     }
 }
 
-static REAL FN(weight)(const FN(head) * w, int l, int64_t i, int64_t j) {
+static REAL FN(weight)(const FN(head) *w, int l, int64_t i, int64_t j) {
     if (w->p->dropout == 0) return 1;
     int64_t query = w->p->query == HT_QUERY_FINE ? i : i >> l;
     return oracle_kept(w->p, w->sequence, w->h, l, query, j >> l) ? w->keep : 0;
 }
 
 /* row i: scores, lse, output */
-static void FN(attend)(FN(head) * w, int64_t i) {
+static void FN(attend)(FN(head) *w, int64_t i) {
     const oracle_problem *p = w->p;
     int64_t n = w->rows, d = p->head_dim, dv = p->value_dim;
     REAL top = -INFINITY, sum = 0, *s = w->s + i * n, *z = w->z + i * dv;
@@ -148,7 +151,7 @@ static void FN(attend)(FN(head) * w, int64_t i) {
 }
 
 /* row i's part of every gradient, from lse and the scores alone */
-static void FN(pull)(FN(head) * w, int64_t i) {
+static void FN(pull)(FN(head) *w, int64_t i) {
     const oracle_problem *p = w->p;
     int64_t n = w->rows, d = p->head_dim, dv = p->value_dim;
     const REAL *dz = w->dz + i * dv;
@@ -180,7 +183,7 @@ static REAL *FN(array)(int64_t n) {
     return a;
 }
 
-static void FN(open)(FN(head) * w) {
+static void FN(open)(FN(head) *w) {
     int64_t n = w->rows, d = w->p->head_dim, dv = w->p->value_dim;
     w->q = FN(array)(w->levels * n * d), w->k = FN(array)(w->levels * n * d);
     w->dq = FN(array)(w->levels * n * d), w->dk = FN(array)(w->levels * n * d);
@@ -192,15 +195,15 @@ static void FN(open)(FN(head) * w) {
     w->dbias = FN(array)(4 * w->p->block - 1);
 }
 
-static void FN(close)(FN(head) * w) {
-    REAL *all[] = {w->q, w->k,  w->dq, w->dk,  w->v,    w->z,
-                   w->dz, w->dv, w->s, w->lse, w->dlse, w->dbias};
+static void FN(close)(FN(head) *w) {
+    REAL *all[] = {w->q,  w->k,  w->dq, w->dk,  w->v,    w->z,
+                   w->dz, w->dv, w->s,  w->lse, w->dlse, w->dbias};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     free(w->level);
 }
 
 /* level 0 from the problem, the other levels from it; then level 0 is turned */
-static void FN(prepare)(FN(head) * w, int64_t start) {
+static void FN(prepare)(FN(head) *w, int64_t start) {
     const oracle_problem *p = w->p;
     int64_t d = p->head_dim, dv = p->value_dim, kv = w->h / (p->q_heads / p->kv_heads);
     for (int64_t i = 0; i < w->rows; i++) {
@@ -219,7 +222,7 @@ static void FN(prepare)(FN(head) * w, int64_t start) {
     }
 }
 
-static void FN(differentiate)(FN(head) * w) {
+static void FN(differentiate)(FN(head) *w) {
     const oracle_problem *p = w->p;
     for (int64_t t = 0; t < w->rows; t++) {
         int64_t i = FN(at)(w, t, w->rows);
@@ -234,7 +237,7 @@ static void FN(differentiate)(FN(head) * w) {
 }
 
 /* every input of the differentiation by its absolute value, for oracle_sizes */
-static void FN(absolute)(FN(head) * w) {
+static void FN(absolute)(FN(head) *w) {
     int64_t n = w->rows, d = w->p->head_dim, dv = w->p->value_dim;
     for (int64_t i = 0; i < w->levels * n * d; i++) {
         w->q[i] = ABS(w->q[i]);
@@ -254,7 +257,7 @@ static void FN(add)(double *to, const REAL *x, int64_t n) {
     for (int64_t c = 0; c < n; c++) to[c] = (double)((REAL)to[c] + x[c]);
 }
 
-static void FN(store)(oracle_result *r, const FN(head) * w, int64_t start) {
+static void FN(store)(oracle_result *r, const FN(head) *w, int64_t start) {
     const oracle_problem *p = w->p;
     int64_t d = p->head_dim, dv = p->value_dim, kv = w->h / (p->q_heads / p->kv_heads);
     for (int64_t i = 0; i < w->rows; i++) {
@@ -270,7 +273,7 @@ static void FN(store)(oracle_result *r, const FN(head) * w, int64_t start) {
         FN(add)(r->dbias + e * p->q_heads + w->h, w->dbias + e, 1);
 }
 
-static void FN(run_head)(oracle_result *r, FN(head) * w, int64_t start, int sizes) {
+static void FN(run_head)(oracle_result *r, FN(head) *w, int64_t start, int sizes) {
     const oracle_problem *p = w->p;
     int64_t dv = p->value_dim;
     FN(open)(w);
