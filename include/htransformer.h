@@ -94,7 +94,8 @@ typedef struct ht_context_desc {
     void *stream;       /* the caller's cudaStream_t; NULL: a stream of the context's own */
     ht_allocator allocator;
 } ht_context_desc;
-#define HT_CONTEXT_DESC_INIT {.size = sizeof(ht_context_desc)}
+#define HT_CONTEXT_DESC_INIT \
+    { .size = sizeof(ht_context_desc) }
 
 HT_API ht_status ht_context_create(ht_context **out, const ht_context_desc *desc);
 HT_API void ht_context_destroy(ht_context *ctx);
@@ -104,7 +105,7 @@ HT_API void ht_context_destroy(ht_context *ctx);
 HT_API const char *ht_context_error(const ht_context *ctx);
 HT_API const char *ht_context_device(const ht_context *ctx); /* what was taken: "cpu:avx512" */
 HT_API int ht_context_threads(const ht_context *ctx);
-HT_API ht_status ht_context_synchronize(ht_context *ctx);    /* wait for all calls made so far */
+HT_API ht_status ht_context_synchronize(ht_context *ctx); /* wait for all calls made so far */
 
 /* What this build knows and what this machine has: device i of ht_device_count(). */
 typedef struct ht_device_info {
@@ -112,9 +113,10 @@ typedef struct ht_device_info {
     const char *name;  /* "cpu:avx2"; what ht_context_desc.device takes */
     const char *about; /* one line; if not available, why not */
     int available;
-    int chosen;        /* this is what "cpu" means here */
+    int chosen; /* this is what "cpu" means here */
 } ht_device_info;
-#define HT_DEVICE_INFO_INIT {.size = sizeof(ht_device_info)}
+#define HT_DEVICE_INFO_INIT \
+    { .size = sizeof(ht_device_info) }
 HT_API int ht_device_count(void);
 HT_API ht_status ht_device_get(int index, ht_device_info *out);
 
@@ -122,8 +124,10 @@ HT_API ht_status ht_device_get(int index, ht_device_info *out);
  * copy_in and copy_out wait until the copy is done. */
 HT_API ht_status ht_memory_alloc(ht_context *ctx, void **out, size_t bytes);
 HT_API void ht_memory_free(ht_context *ctx, void *block);
-HT_API ht_status ht_memory_copy_in(ht_context *ctx, void *device_dst, const void *host_src, size_t bytes);
-HT_API ht_status ht_memory_copy_out(ht_context *ctx, void *host_dst, const void *device_src, size_t bytes);
+HT_API ht_status ht_memory_copy_in(ht_context *ctx, void *device_dst, const void *host_src,
+                                   size_t bytes);
+HT_API ht_status ht_memory_copy_out(ht_context *ctx, void *host_dst, const void *device_src,
+                                    size_t bytes);
 
 /* ---- attention --------------------------------------------------------------------------- */
 
@@ -146,10 +150,10 @@ typedef struct ht_attention_desc {
     size_t size;
     ht_kind kind;
     ht_query query;
-    ht_dtype dtype;        /* of q, k, v, out and their gradients */
-    int causal;            /* row i sees rows <= i */
-    int has_bias;          /* calls pass a relative position bias table */
-    int cross;             /* k and v come from another sequence of the same length */
+    ht_dtype dtype; /* of q, k, v, out and their gradients */
+    int causal;     /* row i sees rows <= i */
+    int has_bias;   /* calls pass a relative position bias table */
+    int cross;      /* k and v come from another sequence of the same length */
     int64_t q_heads;
     int64_t kv_heads;      /* 0: q_heads; must divide q_heads */
     int64_t head_dim;      /* 1 to 256 */
@@ -162,23 +166,27 @@ typedef struct ht_attention_desc {
     double rotary_theta;   /* rotary positions at level 0 with this base; 0: none */
     double dropout;        /* probability in [0, 1) that a weight is dropped */
 } ht_attention_desc;
-#define HT_ATTENTION_DESC_INIT {.size = sizeof(ht_attention_desc)}
+#define HT_ATTENTION_DESC_INIT \
+    { .size = sizeof(ht_attention_desc) }
 
 /* Bytes the caller provides (or leaves to the library, see ht_attention_args). */
 typedef struct ht_attention_need {
     size_t size;
-    size_t saved;            /* what forward keeps for backward */
-    size_t scratch_forward;  /* contents do not matter between calls */
+    size_t saved;           /* what forward keeps for backward */
+    size_t scratch_forward; /* contents do not matter between calls */
     size_t scratch_backward;
 } ht_attention_need;
-#define HT_ATTENTION_NEED_INIT {.size = sizeof(ht_attention_need)}
+#define HT_ATTENTION_NEED_INIT \
+    { .size = sizeof(ht_attention_need) }
 
 typedef struct ht_attention ht_attention; /* a plan; never changes after create */
 
-HT_API ht_status ht_attention_create(ht_attention **out, ht_context *ctx, const ht_attention_desc *desc);
+HT_API ht_status ht_attention_create(ht_attention **out, ht_context *ctx,
+                                     const ht_attention_desc *desc);
 HT_API void ht_attention_destroy(ht_attention *plan);
 HT_API ht_status ht_attention_get_need(const ht_attention *plan, ht_attention_need *out);
-HT_API ht_status ht_attention_get_desc(const ht_attention *plan, ht_attention_desc *out); /* defaults filled in */
+/* What the plan was made from, defaults filled in. */
+HT_API ht_status ht_attention_get_desc(const ht_attention *plan, ht_attention_desc *out);
 HT_API int ht_attention_levels(const ht_attention *plan, int64_t length); /* M of the hierarchy */
 
 /* Element (sequence b, row i, head h, column c) lies at data[b*batch + i*row + h*head + c], strides
@@ -195,24 +203,30 @@ typedef struct ht_attention_args {
     size_t size;
     int64_t batch;             /* number of sequences */
     int64_t length;            /* rows of each; with cu_seqlens: not used */
-    const int32_t *cu_seqlens; /* host, batch + 1 entries: first 0, non-decreasing; sequence b is rows
-                                  cu_seqlens[b] ... cu_seqlens[b + 1] - 1. NULL: equal lengths */
+    const int32_t *cu_seqlens; /* host, batch + 1 entries: first 0, non-decreasing; sequence b is
+                                  rows cu_seqlens[b] ... cu_seqlens[b + 1] - 1. NULL: equal
+                                  lengths */
     ht_tensor q;               /* [batch, length, q_heads, head_dim] */
     ht_tensor k;               /* [batch, length, kv_heads, head_dim] */
     ht_tensor v;               /* [batch, length, kv_heads, value_dim] */
-    ht_tensor out;             /* [batch, length, q_heads, value_dim]: written by forward, read by backward */
+    ht_tensor out;             /* [batch, length, q_heads, value_dim]: written by forward, read by
+                                  backward */
     const void *bias;          /* [4*block - 1, q_heads], float (double for F64); entry
                                   (key cluster - query cluster) + 2*block - 1 */
-    const uint8_t *key_mask;   /* [batch, length] contiguous (packed: [rows]), non-zero = takes part; or NULL */
+    const uint8_t *key_mask;   /* [batch, length] contiguous (packed: [rows]), non-zero = takes
+                                  part; or NULL */
     const uint8_t *query_mask; /* likewise */
-    ht_tensor lse;             /* log-sum-exp [batch, length, q_heads] float (double for F64); data NULL: not wanted.
-                                  Column stride is 1 by convention: one number per (row, head) */
+    ht_tensor lse;             /* log-sum-exp [batch, length, q_heads] float (double for F64); data
+                                  NULL: not wanted. One number per (row, head) */
     uint64_t seed;             /* dropout: key of the generator ... */
     uint32_t offset;           /* ... and its offset, to be changed from call to call */
-    void *saved;               /* need.saved bytes, kept from forward to backward; NULL in forward: inference */
-    void *scratch;             /* need.scratch_* bytes; NULL: the context's own, grown when needed */
+    void *saved;               /* need.saved bytes, kept from forward to backward; NULL in forward:
+                                  inference */
+    void *scratch;             /* need.scratch_* bytes; NULL: the context's own, grown when
+                                  needed */
 } ht_attention_args;
-#define HT_ATTENTION_ARGS_INIT {.size = sizeof(ht_attention_args)}
+#define HT_ATTENTION_ARGS_INIT \
+    { .size = sizeof(ht_attention_args) }
 
 typedef struct ht_attention_grads {
     size_t size;
@@ -223,7 +237,8 @@ typedef struct ht_attention_grads {
     ht_tensor dv;   /* set */
     void *dbias;    /* [4*block - 1, q_heads], added to; NULL: not wanted */
 } ht_attention_grads;
-#define HT_ATTENTION_GRADS_INIT {.size = sizeof(ht_attention_grads)}
+#define HT_ATTENTION_GRADS_INIT \
+    { .size = sizeof(ht_attention_grads) }
 
 HT_API ht_status ht_attention_forward(const ht_attention *plan, const ht_attention_args *args);
 
@@ -241,18 +256,22 @@ typedef struct ht_cache ht_cache;
 HT_API ht_status ht_cache_create(ht_cache **out, const ht_attention *plan, int64_t slots);
 HT_API void ht_cache_destroy(ht_cache *cache);
 
-/* Appends rows and attends with them: sequence b of args goes to slot slots[b] (host memory; NULL: slot b),
- * which must all differ. Row t sees itself and everything before it in its slot, so prefill, chunks and single
- * tokens are the same call; together they give what the full pass gives. args as in forward (saved is not used;
- * rows and length are not bound by the plan's maxima). On failure no slot has moved. */
-HT_API ht_status ht_cache_extend(ht_cache *cache, const int64_t *slots, const ht_attention_args *args);
+/* Appends rows and attends with them: sequence b of args goes to slot slots[b] (host memory; NULL:
+ * slot b), which must all differ. Row t sees itself and everything before it in its slot, so
+ * prefill, chunks and single tokens are the same call; together they give what the full pass gives.
+ * args as in forward (saved is not used; rows and length are not bound by the plan's maxima). On
+ * failure no slot has moved. */
+HT_API ht_status ht_cache_extend(ht_cache *cache, const int64_t *slots,
+                                 const ht_attention_args *args);
 
-HT_API int64_t ht_cache_position(const ht_cache *cache, int64_t slot); /* rows so far; -1: no such slot */
-HT_API int64_t ht_cache_rows(const ht_cache *cache, int64_t slot);     /* rows of K held per key head */
-HT_API ht_status ht_cache_reset(ht_cache *cache, int64_t slot);        /* back to position 0 */
+/* Rows so far and rows of K held per key head; -1: no such slot. */
+HT_API int64_t ht_cache_position(const ht_cache *cache, int64_t slot);
+HT_API int64_t ht_cache_rows(const ht_cache *cache, int64_t slot);
+HT_API ht_status ht_cache_reset(ht_cache *cache, int64_t slot); /* back to position 0 */
 HT_API ht_status ht_cache_fork(ht_cache *cache, int64_t to, int64_t from);
 
-/* A slot's state as bytes, to be kept anywhere and loaded into any slot of a cache of an equal plan. */
+/* A slot's state as bytes, to be kept anywhere and loaded into any slot of a cache of an equal
+ * plan. */
 HT_API ht_status ht_cache_save_bytes(const ht_cache *cache, int64_t slot, size_t *bytes);
 HT_API ht_status ht_cache_save(const ht_cache *cache, int64_t slot, void *buffer, size_t bytes);
 HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer, size_t bytes);

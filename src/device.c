@@ -68,7 +68,8 @@ static ht_status choose(const hti_candidate **out, const char *name) {
         return HT_OK;
     }
     if (strncmp(name, "cuda:", 5) != 0) return choose_cpu(out, name);
-    const hti_candidate *c = hti_cuda_candidates(); /* open refuses a number that is not in the list */
+    /* open refuses a number that is not in the list */
+    const hti_candidate *c = hti_cuda_candidates();
     for (const hti_candidate *i = c; i->name; i++)
         if (strcmp(i->name, name) == 0) c = i;
     CHECK(NULL, c->ops && c->available(), HT_DEVICE, "device \"%s\" cannot be used: %s", name,
@@ -162,11 +163,13 @@ void ht_memory_free(ht_context *ctx, void *block) {
 }
 
 ht_status ht_memory_copy_in(ht_context *ctx, void *device_dst, const void *host_src, size_t bytes) {
-    CHECK(ctx, bytes == 0 || (device_dst && host_src), HT_INVALID, "ht_memory_copy_in: NULL pointer");
+    CHECK(ctx, bytes == 0 || (device_dst && host_src), HT_INVALID,
+          "ht_memory_copy_in: NULL pointer");
     return bytes ? ctx->ops->copy_in(ctx, device_dst, host_src, bytes) : HT_OK;
 }
 
-ht_status ht_memory_copy_out(ht_context *ctx, void *host_dst, const void *device_src, size_t bytes) {
+ht_status ht_memory_copy_out(ht_context *ctx, void *host_dst, const void *device_src,
+                             size_t bytes) {
     CHECK(ctx, bytes == 0 || (host_dst && device_src), HT_INVALID,
           "ht_memory_copy_out: NULL pointer");
     return bytes ? ctx->ops->copy_out(ctx, host_dst, device_src, bytes) : HT_OK;

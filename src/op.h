@@ -1,10 +1,12 @@
 /*
- * The wall: one table of kernels per device, forward and backward side by side, with their contracts.
+ * The wall: one table of kernels per device, forward and backward side by side, with their
+ * contracts.
  *
- * Above it (attention, layer, model, train) nobody touches device memory; below it (cpu, cuda) nobody checks
- * arguments: what arrives here is valid, defaults filled in. Precision is a dtype in the arguments of every
- * op, so that one build runs the model in float, in bf16 and, on the reference kernels, in double for gradient
- * checks. Activation gradients are set, parameter gradients are added to.
+ * Above it (attention, layer, model, train) nobody touches device memory; below it (cpu, cuda)
+ * nobody checks arguments: what arrives here is valid, defaults filled in. Precision is a dtype in
+ * the arguments of every op, so that one build runs the model in float, in bf16 and, on the
+ * reference kernels, in double for gradient checks. Activation gradients are set, parameter
+ * gradients are added to.
  */
 #ifndef HTI_OP_H
 #define HTI_OP_H
@@ -12,8 +14,8 @@
 #include "core/context.h"
 #include "core/hier.h"
 
-/* One forward or backward call of the attention. Strides are filled in; in a packed call cu_seqlens is not
- * NULL, batch strides are 0 and rows are counted over all sequences. */
+/* One forward or backward call of the attention. Strides are filled in; in a packed call cu_seqlens
+ * is not NULL, batch strides are 0 and rows are counted over all sequences. */
 typedef struct hti_attention_call {
     const ht_attention_desc *desc;
     int64_t sequences;
@@ -42,16 +44,18 @@ static inline int64_t hti_call_base(const hti_attention_call *c, const ht_tensor
     return c->cu_seqlens ? c->cu_seqlens[b] * t->row_stride : b * t->batch_stride;
 }
 
-/* One level of the decode state, device memory. Cluster c lies at row c mod ring; ring = 2*block (kind full: one
- * level, and the ring holds every row). Level l >= 1 exists once a slot has more than block*2^l rows: before
- * row block*2^l is appended its block 0 is built from the ring of level l - 1. Level 0 keys are stored turned
- * if the plan has rotary. Elements have the plan's dtype at level 0; above it bf16 becomes float. */
+/* One level of the decode state, device memory. Cluster c lies at row c mod ring; ring = 2*block
+ * (kind full: one level, and the ring holds every row). Level l >= 1 exists once a slot has more
+ * than block*2^l rows: before row block*2^l is appended its block 0 is built from the ring of level
+ * l - 1. Level 0 keys are stored turned if the plan has rotary. Elements have the plan's dtype at
+ * level 0; above it bf16 becomes float. */
 typedef struct hti_cache_level {
-    void *k;          /* [slots, kv_heads, ring, head_dim] mean of the cluster's valid keys */
-    void *v;          /* [slots, kv_heads, ring, value_dim] mean of its valid values */
-    float *n;         /* [slots, kv_heads, ring] valid rows of the cluster */
-    void *part;       /* query first, level >= 1: [slots, q_heads, value_dim + 2] max, sum, numerator */
-    int64_t *cluster; /* query first, level >= 1: [slots, kv_heads] the cluster part belongs to, -1: none */
+    void *k;    /* [slots, kv_heads, ring, head_dim] mean of the cluster's valid keys */
+    void *v;    /* [slots, kv_heads, ring, value_dim] mean of its valid values */
+    float *n;   /* [slots, kv_heads, ring] valid rows of the cluster */
+    void *part; /* query first, level >= 1: [slots, q_heads, value_dim + 2] max, sum, numerator */
+    int64_t *cluster; /* query first, level >= 1: [slots, kv_heads] the cluster part belongs to, -1:
+                         none */
 } hti_cache_level;
 
 /* Bytes of an element of k, v and part at a level. */
@@ -60,14 +64,15 @@ static inline size_t hti_cache_element(const ht_attention_desc *desc, int level)
     return desc->dtype == HT_F32 || level > 0 ? 4 : 2;
 }
 
-/* Appends the rows of sequence b to slot slots[b], which stands at positions[b], and attends with each.
- * In every slot level l holds what positions[b] rows left there; levels covers the length after the call. */
+/* Appends the rows of sequence b to slot slots[b], which stands at positions[b], and attends with
+ * each. In every slot level l holds what positions[b] rows left there; levels covers the length
+ * after the call. */
 typedef struct hti_cache_call {
-    hti_attention_call a;       /* rows to append; saved unused */
-    const int64_t *slots;       /* host [a.sequences] */
-    const int64_t *positions;   /* host [a.sequences] */
-    int levels;                 /* levels present */
-    int64_t ring;               /* rows of a ring */
+    hti_attention_call a;     /* rows to append; saved unused */
+    const int64_t *slots;     /* host [a.sequences] */
+    const int64_t *positions; /* host [a.sequences] */
+    int levels;               /* levels present */
+    int64_t ring;             /* rows of a ring */
     int64_t slot_count;
     hti_cache_level level[HTI_MAX_LEVELS];
 } hti_cache_call;
@@ -85,13 +90,15 @@ typedef struct hti_ops {
     void (*release)(ht_context *ctx, void *block);
     ht_status (*copy_in)(ht_context *ctx, void *dst, const void *src, size_t bytes);
     ht_status (*copy_out)(ht_context *ctx, void *dst, const void *src, size_t bytes);
-    ht_status (*copy)(ht_context *ctx, void *dst, const void *src, size_t bytes); /* device to device */
+    ht_status (*copy)(ht_context *ctx, void *dst, const void *src,
+                      size_t bytes); /* device to device */
     ht_status (*fill)(ht_context *ctx, void *dst, int byte, size_t bytes);
 
     /* attention_check: can this device run the plan? If not, UNSUPPORTED and the sentence.
      * attention_need: the plan's workspace, all maxima met. */
     ht_status (*attention_check)(ht_context *ctx, const ht_attention_desc *desc);
-    void (*attention_need)(const ht_context *ctx, const ht_attention_desc *desc, ht_attention_need *need);
+    void (*attention_need)(const ht_context *ctx, const ht_attention_desc *desc,
+                           ht_attention_need *need);
     ht_status (*attention_forward)(ht_context *ctx, const hti_attention_call *call);
     ht_status (*attention_backward)(ht_context *ctx, const hti_attention_call *call);
 
@@ -111,7 +118,8 @@ typedef struct hti_candidate {
     int (*available)(void);
 } hti_candidate;
 extern const hti_candidate hti_cpu_candidates[];
-/* "cuda:0", ..., as many as the machine has; the list is made, and CUDA started, when first asked for. */
+/* "cuda:0", ..., as many as the machine has; the list is made, and CUDA started, when first asked
+ * for. */
 const hti_candidate *hti_cuda_candidates(void);
 
 #endif

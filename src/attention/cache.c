@@ -1,6 +1,6 @@
 /*
- * The decode cache: which levels exist, how far each slot is, saving and loading. What a row does to the state
- * is the kernels' (op.h, cache_extend).
+ * The decode cache: which levels exist, how far each slot is, saving and loading. What a row does
+ * to the state is the kernels' (op.h, cache_extend).
  */
 #include <string.h>
 
@@ -28,8 +28,8 @@ typedef struct piece {
     size_t bytes; /* of one slot */
 } piece;
 
-static void pieces_of(piece out[PIECES], const ht_attention_desc *d, hti_cache_level *level, int index,
-                      int64_t ring) {
+static void pieces_of(piece out[PIECES], const ht_attention_desc *d, hti_cache_level *level,
+                      int index, int64_t ring) {
     size_t element = hti_cache_element(d, index), heads = (size_t)d->kv_heads;
     int keeps_parts = d->query == HT_QUERY_FIRST && index > 0;
     size_t part = (size_t)(d->q_heads * (d->value_dim + 2)) * element;
@@ -87,7 +87,8 @@ static ht_status lengthen(ht_cache *cache, int64_t length) {
     ht_status status = HT_OK;
     for (int64_t s = 0; s < cache->slots * d->kv_heads && status == HT_OK; s++) {
         for (int i = 0; i < 3 && status == HT_OK; i++) {
-            size_t old = from[i].bytes / (size_t)d->kv_heads, new = to[i].bytes / (size_t)d->kv_heads;
+            size_t old = from[i].bytes / (size_t)d->kv_heads,
+                   new = to[i].bytes / (size_t)d->kv_heads;
             status = ctx->ops->copy(ctx, (char *)*to[i].at + (size_t)s * new,
                                     (char *)*from[i].at + (size_t)s * old, old);
         }
@@ -173,8 +174,9 @@ static ht_status choose_slots(ht_cache *cache, const int64_t *slots, int64_t cou
           (long long)count, (long long)cache->slots);
     for (int64_t b = 0; b < count; b++) {
         int64_t s = slots ? slots[b] : b;
-        CHECK(ctx, s >= 0 && s < cache->slots, HT_INVALID, "slots[%lld] must be 0 to %lld, got %lld",
-              (long long)b, (long long)cache->slots - 1, (long long)s);
+        CHECK(ctx, s >= 0 && s < cache->slots, HT_INVALID,
+              "slots[%lld] must be 0 to %lld, got %lld", (long long)b, (long long)cache->slots - 1,
+              (long long)s);
         chosen[b] = s;
         at[b] = 0;
     }
@@ -241,7 +243,8 @@ ht_status ht_cache_reset(ht_cache *cache, int64_t slot) {
         piece p[PIECES];
         pieces_of(p, &cache->plan.desc, &cache->level[l], l, cache->ring);
         if (p[4].bytes)
-            TRY(ctx->ops->fill(ctx, (char *)*p[4].at + (size_t)slot * p[4].bytes, 0xff, p[4].bytes));
+            TRY(ctx->ops->fill(ctx, (char *)*p[4].at + (size_t)slot * p[4].bytes, 0xff,
+                               p[4].bytes));
     }
     cache->positions[slot] = 0;
     return HT_OK;
@@ -258,8 +261,8 @@ ht_status ht_cache_fork(ht_cache *cache, int64_t to, int64_t from) {
         for (int i = 0; i < PIECES; i++) {
             if (p[i].bytes == 0) continue;
             char *base = *p[i].at;
-            TRY(ctx->ops->copy(ctx, base + (size_t)to * p[i].bytes, base + (size_t)from * p[i].bytes,
-                               p[i].bytes));
+            TRY(ctx->ops->copy(ctx, base + (size_t)to * p[i].bytes,
+                               base + (size_t)from * p[i].bytes, p[i].bytes));
         }
     }
     cache->positions[to] = cache->positions[from];
@@ -297,7 +300,8 @@ static size_t saved_bytes(const ht_cache *cache, int64_t position) {
     const ht_attention_desc *d = &cache->plan.desc;
     int64_t rows = saved_rows(cache, position), wide;
     size_t bytes = sizeof(header);
-    if (!hti_mul(&wide, rows, d->kv_heads * (d->head_dim + d->value_dim + 1) * 8 * HTI_MAX_LEVELS)) return 0;
+    if (!hti_mul(&wide, rows, d->kv_heads * (d->head_dim + d->value_dim + 1) * 8 * HTI_MAX_LEVELS))
+        return 0;
     for (int l = 0; l < levels_for(cache, position); l++) {
         hti_cache_level none = {0};
         piece p[PIECES];
@@ -322,7 +326,8 @@ static ht_status move_slot(const ht_cache *cache, int64_t slot, int64_t position
             /* rings are one run per key head; parts and clusters one run */
             size_t runs = i < 3 ? (size_t)d->kv_heads : 1;
             for (size_t r = 0; r < runs && kept[i].bytes; r++) {
-                char *state = (char *)*held[i].at + (size_t)slot * held[i].bytes + r * (held[i].bytes / runs);
+                char *state =
+                    (char *)*held[i].at + (size_t)slot * held[i].bytes + r * (held[i].bytes / runs);
                 size_t bytes = kept[i].bytes / runs;
                 if (save_to) {
                     TRY(ctx->ops->copy_out(ctx, save_to + at, state, bytes));
@@ -357,17 +362,20 @@ ht_status ht_cache_save(const ht_cache *cache, int64_t slot, void *buffer, size_
 
 static ht_status check_header(const ht_cache *cache, const header *h, size_t bytes) {
     ht_context *ctx = cache->plan.ctx;
-    CHECK(ctx, memcmp(h->magic, "HTCACHE1", 8) == 0, HT_FORMAT, "not a saved cache slot: wrong magic");
+    CHECK(ctx, memcmp(h->magic, "HTCACHE1", 8) == 0, HT_FORMAT,
+          "not a saved cache slot: wrong magic");
     header expected = header_of(cache, h->position);
     expected.bytes = h->bytes;
-    CHECK(ctx, memcmp(&expected, h, sizeof *h) == 0, HT_FORMAT,
-          "the saved slot is of another plan (block %lld, head_dim %lld, kv_heads %lld, dtype %lld)",
-          (long long)h->block, (long long)h->head_dim, (long long)h->kv_heads, (long long)h->dtype);
+    CHECK(
+        ctx, memcmp(&expected, h, sizeof *h) == 0, HT_FORMAT,
+        "the saved slot is of another plan (block %lld, head_dim %lld, kv_heads %lld, dtype %lld)",
+        (long long)h->block, (long long)h->head_dim, (long long)h->kv_heads, (long long)h->dtype);
     CHECK(ctx, h->position >= 0 && h->position <= MAX_POSITION, HT_FORMAT,
           "the saved slot has an impossible position %lld", (long long)h->position);
     size_t need = saved_bytes(cache, h->position);
     CHECK(ctx, need && h->bytes == need && bytes == need, HT_FORMAT,
-          "a slot saved at position %lld has %zu bytes, got %zu", (long long)h->position, need, bytes);
+          "a slot saved at position %lld has %zu bytes, got %zu", (long long)h->position, need,
+          bytes);
     return HT_OK;
 }
 
@@ -375,8 +383,8 @@ ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer, size_
     ht_context *ctx = cache->plan.ctx;
     header h;
     TRY(check_slot(cache, slot));
-    CHECK(ctx, buffer && bytes >= sizeof h, HT_FORMAT, "a saved slot has at least %zu bytes, got %zu",
-          sizeof h, buffer ? bytes : 0);
+    CHECK(ctx, buffer && bytes >= sizeof h, HT_FORMAT,
+          "a saved slot has at least %zu bytes, got %zu", sizeof h, buffer ? bytes : 0);
     memcpy(&h, buffer, sizeof h);
     TRY(check_header(cache, &h, bytes));
     TRY(reserve(cache, h.position > 0 ? h.position : 1));

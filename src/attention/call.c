@@ -1,5 +1,6 @@
 /*
- * A call of the attention: check the arguments against the plan, fill in strides, go through the wall.
+ * A call of the attention: check the arguments against the plan, fill in strides, go through the
+ * wall.
  */
 #include <limits.h>
 
@@ -27,7 +28,8 @@ static shapes shapes_of(const hti_attention_call *c) {
 
 /* ---- tensors ---- */
 
-static ht_status check_stride(ht_context *ctx, const char *name, const char *which, int64_t stride) {
+static ht_status check_stride(ht_context *ctx, const char *name, const char *which,
+                              int64_t stride) {
     CHECK(ctx, stride >= 0 && stride <= INT64_MAX / 64, HT_INVALID,
           "%s: %s stride must not be negative or huge, got %lld", name, which, (long long)stride);
     return HT_OK;
@@ -52,7 +54,8 @@ static ht_status check_disjoint(ht_context *ctx, const char *name, const ht_tens
     return HT_OK;
 }
 
-static ht_status check_extent(ht_context *ctx, const char *name, const ht_tensor *t, const shape *s) {
+static ht_status check_extent(ht_context *ctx, const char *name, const ht_tensor *t,
+                              const shape *s) {
     int64_t a, b, c;
     int fits = hti_mul(&a, s->batch, t->batch_stride) && hti_mul(&b, s->length, t->row_stride) &&
                hti_mul(&c, s->heads, t->head_stride) && a < INT64_MAX / 64 && b < INT64_MAX / 64 &&
@@ -91,8 +94,9 @@ static ht_status count_packed(hti_attention_call *c, ht_context *ctx, const ht_a
     CHECK(ctx, cu[0] == 0, HT_INVALID, "cu_seqlens[0] must be 0, got %d", (int)cu[0]);
     c->length = 0;
     for (int64_t b = 0; b < a->batch; b++) {
-        CHECK(ctx, cu[b + 1] >= cu[b], HT_INVALID, "cu_seqlens must not decrease: [%lld] = %d, [%lld] = %d",
-              (long long)b, (int)cu[b], (long long)b + 1, (int)cu[b + 1]);
+        CHECK(ctx, cu[b + 1] >= cu[b], HT_INVALID,
+              "cu_seqlens must not decrease: [%lld] = %d, [%lld] = %d", (long long)b, (int)cu[b],
+              (long long)b + 1, (int)cu[b + 1]);
         if (cu[b + 1] - cu[b] > c->length) c->length = cu[b + 1] - cu[b];
     }
     c->rows = cu[a->batch];
@@ -100,11 +104,13 @@ static ht_status count_packed(hti_attention_call *c, ht_context *ctx, const ht_a
 }
 
 static ht_status count_rows(hti_attention_call *c, ht_context *ctx, const ht_attention_args *a) {
-    CHECK(ctx, a->batch >= 1, HT_INVALID, "batch must be at least 1, got %lld", (long long)a->batch);
+    CHECK(ctx, a->batch >= 1, HT_INVALID, "batch must be at least 1, got %lld",
+          (long long)a->batch);
     c->sequences = a->batch;
     c->cu_seqlens = a->cu_seqlens;
     if (a->cu_seqlens) return count_packed(c, ctx, a);
-    CHECK(ctx, a->length >= 1, HT_INVALID, "length must be at least 1, got %lld", (long long)a->length);
+    CHECK(ctx, a->length >= 1, HT_INVALID, "length must be at least 1, got %lld",
+          (long long)a->length);
     CHECK(ctx, hti_mul(&c->rows, a->batch, a->length), HT_INVALID,
           "batch %lld times length %lld overflows", (long long)a->batch, (long long)a->length);
     c->length = a->length;
@@ -116,8 +122,9 @@ static ht_status check_bounds(const hti_attention_call *c, ht_context *ctx) {
     CHECK(ctx, c->sequences <= d->max_sequences, HT_INVALID,
           "batch %lld is more than the plan's max_sequences %lld", (long long)c->sequences,
           (long long)d->max_sequences);
-    CHECK(ctx, c->rows <= d->max_rows, HT_INVALID, "%lld rows are more than the plan's max_rows %lld",
-          (long long)c->rows, (long long)d->max_rows);
+    CHECK(ctx, c->rows <= d->max_rows, HT_INVALID,
+          "%lld rows are more than the plan's max_rows %lld", (long long)c->rows,
+          (long long)d->max_rows);
     CHECK(ctx, c->length <= d->max_length, HT_INVALID,
           "length %lld is more than the plan's max_length %lld", (long long)c->length,
           (long long)d->max_length);
@@ -137,7 +144,8 @@ ht_status hti_call_make(hti_attention_call *out, const ht_attention *plan,
     *out = (hti_attention_call){.desc = d};
     TRY(count_rows(out, ctx, args));
     if (bounded) TRY(check_bounds(out, ctx));
-    CHECK(ctx, d->has_bias || !args->bias, HT_INVALID, "bias is given, but the plan has has_bias 0");
+    CHECK(ctx, d->has_bias || !args->bias, HT_INVALID,
+          "bias is given, but the plan has has_bias 0");
     CHECK(ctx, !d->has_bias || args->bias, HT_INVALID, "the plan has has_bias, but bias is NULL");
 
     if (out->rows > 0) {
@@ -168,10 +176,11 @@ static ht_status add_grads(hti_attention_call *c, const ht_attention *plan,
     ht_context *ctx = plan->ctx;
     CHECK(ctx, g, HT_INVALID, "grads is NULL");
     CHECK(ctx, g->size >= sizeof *g, HT_INVALID,
-          "ht_attention_grads.size is %zu, expected %zu; start from HT_ATTENTION_GRADS_INIT", g->size,
-          sizeof *g);
+          "ht_attention_grads.size is %zu, expected %zu; start from HT_ATTENTION_GRADS_INIT",
+          g->size, sizeof *g);
     CHECK(ctx, c->saved, HT_INVALID, "saved is NULL: backward needs what forward left there");
-    CHECK(ctx, plan->desc.has_bias || !g->dbias, HT_INVALID, "dbias is given, but the plan has has_bias 0");
+    CHECK(ctx, plan->desc.has_bias || !g->dbias, HT_INVALID,
+          "dbias is given, but the plan has has_bias 0");
     if (c->rows > 0) {
         TRY(need_data(ctx, "dout", &g->dout));
         TRY(need_data(ctx, "dq", &g->dq));

@@ -45,7 +45,8 @@ static ht_status check_maxima(ht_context *ctx, const ht_attention_desc *d) {
           (long long)d->max_length);
     /* 1 KiB for every element of a row leaves room for all buffers that any kernel lays out */
     bool fits = hti_mul(&bytes, d->max_rows, d->q_heads) &&
-                hti_mul(&bytes, bytes, d->head_dim + d->value_dim) && hti_mul(&bytes, bytes, 1024) &&
+                hti_mul(&bytes, bytes, d->head_dim + d->value_dim) &&
+                hti_mul(&bytes, bytes, 1024) &&
                 hti_mul(&bytes, d->max_sequences, d->q_heads * d->block * 1024);
     CHECK(ctx, fits, HT_INVALID,
           "sizes overflow: max_rows %lld, max_sequences %lld, q_heads %lld, head_dim %lld",
@@ -64,9 +65,11 @@ static ht_status check_numbers(ht_context *ctx, const ht_attention_desc *d) {
           HT_UNSUPPORTED, "dropout needs max_length at most %lld, got %lld",
           1LL << HTI_DROPOUT_CLUSTER_BITS, (long long)d->max_length);
     CHECK(ctx, !(d->causal && d->cross), HT_INVALID,
-          "causal cross-attention has no meaning: causal is %d and cross is %d", d->causal, d->cross);
+          "causal cross-attention has no meaning: causal is %d and cross is %d", d->causal,
+          d->cross);
     CHECK(ctx, !(d->causal && d->kind == HT_HIERARCHICAL && d->query == HT_QUERY_MEAN), HT_INVALID,
-          "query mean lets later rows steer earlier outputs: with causal use first or fine, got mean");
+          "query mean lets later rows steer earlier outputs: with causal use first or fine, got "
+          "mean");
     return HT_OK;
 }
 

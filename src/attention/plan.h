@@ -12,8 +12,9 @@ struct ht_attention {
     ht_attention_need need;
 };
 
-/* Checks args against the plan and fills in the call: strides, rows, longest length. `bounded`: rows, sequences
- * and length must keep to the plan's maxima (a cache has none). Scratch and saved are copied as they are. */
+/* Checks args against the plan and fills in the call: strides, rows, longest length. `bounded`:
+ * rows, sequences and length must keep to the plan's maxima (a cache has none). Scratch and saved
+ * are copied as they are. */
 ht_status hti_call_make(hti_attention_call *out, const ht_attention *plan,
                         const ht_attention_args *args, int bounded);
 

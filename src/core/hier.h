@@ -1,10 +1,11 @@
 /*
  * The hierarchy: who meets whom. Integers only; shared by both back ends.
  *
- * Cluster c of level l is rows c*2^l ... (c+1)*2^l - 1; block b is clusters b*block ... (b+1)*block - 1.
- * Rows i and j meet at the finest level at which their blocks are the same or neighbours. At level 0 a
- * block sees itself and both neighbours; at level l >= 1 both neighbours, less the quarter that level
- * l - 1 covered. All clusters that a query cluster sees at one level form at most two ranges.
+ * Cluster c of level l is rows c*2^l ... (c+1)*2^l - 1; block b is clusters b*block ... (b+1)*block
+ * - 1. Rows i and j meet at the finest level at which their blocks are the same or neighbours. At
+ * level 0 a block sees itself and both neighbours; at level l >= 1 both neighbours, less the
+ * quarter that level l - 1 covered. All clusters that a query cluster sees at one level form at
+ * most two ranges.
  */
 #ifndef HTI_HIER_H
 #define HTI_HIER_H
@@ -36,8 +37,8 @@ HTI_FN int64_t hti_clusters(int64_t length, int level) {
     return (length + ((int64_t)1 << level) - 1) >> level;
 }
 
-/* Key clusters left of and in query cluster c's block (level 0), or in its left neighbour (level >= 1).
- * Causal level 0 ends at the row itself. */
+/* Key clusters left of and in query cluster c's block (level 0), or in its left neighbour (level >=
+ * 1). Causal level 0 ends at the row itself. */
 HTI_FN hti_range hti_keys_left(int64_t clusters, int64_t block, int level, int causal, int64_t c) {
     int64_t b = c / block, start = (b > 0 ? b - 1 : 0) * block;
     hti_range r = {start, 0};

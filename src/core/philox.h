@@ -1,6 +1,6 @@
 /*
- * Philox-4x32-10: a counter-based generator (Salmon et al. 2011), so that every device draws the same
- * dropout mask in forward and backward without storing it.
+ * Philox-4x32-10: a counter-based generator (Salmon et al. 2011), so that every device draws the
+ * same dropout mask in forward and backward without storing it.
  */
 #ifndef HTI_PHILOX_H
 #define HTI_PHILOX_H
@@ -11,7 +11,8 @@ typedef struct hti_philox {
     uint32_t w[4];
 } hti_philox;
 
-HTI_FN hti_philox hti_philox_draw(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+HTI_FN hti_philox hti_philox_draw(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2,
+                                  uint32_t c3) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
         uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
@@ -23,13 +24,14 @@ HTI_FN hti_philox hti_philox_draw(uint64_t seed, uint32_t c0, uint32_t c1, uint3
     return r;
 }
 
-/* Rows a sequence may have under dropout: level (5 bits) and query cluster share one counter word. */
+/* Rows a sequence may have under dropout: level (5 bits) and query cluster share one counter word.
+ */
 #define HTI_DROPOUT_CLUSTER_BITS 27
 
-/* The dropout words of key clusters 4*key4 ... 4*key4 + 3 against one query (coarse row, or row in `fine`):
- * a weight is dropped if its word < threshold. head = sequence * q_heads + q_head. */
-HTI_FN hti_philox hti_dropout_words(uint64_t seed, uint32_t offset, uint32_t head, int level, int64_t query,
-                                    uint32_t key4) {
+/* The dropout words of key clusters 4*key4 ... 4*key4 + 3 against one query (coarse row, or row in
+ * `fine`): a weight is dropped if its word < threshold. head = sequence * q_heads + q_head. */
+HTI_FN hti_philox hti_dropout_words(uint64_t seed, uint32_t offset, uint32_t head, int level,
+                                    int64_t query, uint32_t key4) {
     uint32_t where = (uint32_t)level << HTI_DROPOUT_CLUSTER_BITS | (uint32_t)query;
     return hti_philox_draw(seed, offset, head, where, key4);
 }

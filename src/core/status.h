@@ -1,6 +1,6 @@
 /*
- * How errors travel: a function fails with hti_fail (status and one sentence into the context), its callers
- * pass the status on with TRY. CHECK is "unless this holds, fail".
+ * How errors travel: a function fails with hti_fail (status and one sentence into the context), its
+ * callers pass the status on with TRY. CHECK is "unless this holds, fail".
  */
 #ifndef HTI_STATUS_H
 #define HTI_STATUS_H
@@ -14,12 +14,13 @@
 #endif
 
 /* Writes the sentence into ctx (NULL: this thread's) and returns status. */
-ht_status hti_fail(const ht_context *ctx, ht_status status, const char *format, ...) HTI_PRINTF(3, 4);
+ht_status hti_fail(const ht_context *ctx, ht_status status, const char *format, ...)
+    HTI_PRINTF(3, 4);
 
-#define TRY(expr)                          \
-    do {                                   \
-        ht_status try_ = (expr);           \
-        if (try_ != HT_OK) return try_;    \
+#define TRY(expr)                       \
+    do {                                \
+        ht_status try_ = (expr);        \
+        if (try_ != HT_OK) return try_; \
     } while (0)
 
 #define CHECK(ctx, cond, status, ...)                               \

@@ -20,10 +20,10 @@ ht_status hti_cpu_fill(ht_context *ctx, void *dst, int byte, size_t bytes);
 ht_status hti_cpu_attention_check(ht_context *ctx, const ht_attention_desc *desc);
 
 /* A table's first entries, the same for every instruction set. */
-#define HTI_CPU_COMMON                                                                      \
-    .open = hti_cpu_open, .close = hti_cpu_close, .synchronize = hti_cpu_synchronize,       \
-    .alloc = hti_cpu_alloc, .release = hti_cpu_release, .copy_in = hti_cpu_copy,            \
-    .copy_out = hti_cpu_copy, .copy = hti_cpu_copy, .fill = hti_cpu_fill,                   \
+#define HTI_CPU_COMMON                                                                \
+    .open = hti_cpu_open, .close = hti_cpu_close, .synchronize = hti_cpu_synchronize, \
+    .alloc = hti_cpu_alloc, .release = hti_cpu_release, .copy_in = hti_cpu_copy,      \
+    .copy_out = hti_cpu_copy, .copy = hti_cpu_copy, .fill = hti_cpu_fill,             \
     .attention_check = hti_cpu_attention_check
 
 /* The number of the calling thread inside a parallel region. */

@@ -6,7 +6,8 @@
 /* ---- forward ---- */
 
 /* (max, sum, acc) += another softmax state over the same values' space */
-static void FN(merge)(real *max, real *sum, real *acc, real max2, real sum2, const real *acc2, int dv) {
+static void FN(merge)(real *max, real *sum, real *acc, real max2, real sum2, const real *acc2,
+                      int dv) {
     if (sum2 == 0) return;
     real m = *sum == 0 || max2 > *max ? max2 : *max;
     real a = *sum == 0 ? 0 : FN(exp)(*max - m), b = FN(exp)(max2 - m);
@@ -15,10 +16,10 @@ static void FN(merge)(real *max, real *sum, real *acc, real max2, real sum2, con
     *max = m;
 }
 
-/* Query q against the keys of one range; adds to the state of row `to`. c: the query's cluster at this level,
- * id: what dropout knows it by. */
-static void FN(attend_range)(FN(unit) * u, int64_t to, const real *q, int level, int64_t c, int64_t id,
-                             hti_range r) {
+/* Query q against the keys of one range; adds to the state of row `to`. c: the query's cluster at
+ * this level, id: what dropout knows it by. */
+static void FN(attend_range)(FN(unit) *u, int64_t to, const real *q, int level, int64_t c,
+                             int64_t id, hti_range r) {
     const real *k = FN(keys_at)(u, level), *v = u->v + u->first[level] * u->dv;
     const real *n = u->n + u->first[level];
     real max = 0, *acc = u->acc + to * u->dv;
@@ -46,21 +47,21 @@ static void FN(attend_range)(FN(unit) * u, int64_t to, const real *q, int level,
     }
 }
 
-static void FN(attend)(FN(unit) * u, int64_t to, const real *q, int level, int64_t c, int64_t id) {
+static void FN(attend)(FN(unit) *u, int64_t to, const real *q, int level, int64_t c, int64_t id) {
     hti_range r[2];
     FN(ranges)(r, u, level, c);
     FN(attend_range)(u, to, q, level, c, id, r[0]);
     FN(attend_range)(u, to, q, level, c, id, r[1]);
 }
 
-static void FN(clear_states)(FN(unit) * u, int64_t total) {
+static void FN(clear_states)(FN(unit) *u, int64_t total) {
     memset(u->sum, 0, sizeof(real) * (size_t)total);
     memset(u->max, 0, sizeof(real) * (size_t)total);
     memset(u->acc, 0, sizeof(real) * (size_t)(total * u->dv));
 }
 
 /* mean and first: every coarse row once, then its result goes down to its children. */
-static void FN(forward_coarse)(FN(unit) * u) {
+static void FN(forward_coarse)(FN(unit) *u) {
     for (int l = u->levels - 1; l >= 0; l--) {
         const real *q = l == 0 ? u->qt : u->q + u->first[l] * u->d;
         for (int64_t c = 0; c < u->rows[l]; c++) {
@@ -76,7 +77,7 @@ static void FN(forward_coarse)(FN(unit) * u) {
     }
 }
 
-static void FN(forward_fine)(FN(unit) * u) {
+static void FN(forward_fine)(FN(unit) *u) {
     for (int64_t i = 0; i < u->length; i++) {
         if (u->nq[i] == 0) continue;
         FN(attend)(u, i, u->qt + i * u->d, 0, i, i);
@@ -85,9 +86,10 @@ static void FN(forward_fine)(FN(unit) * u) {
 }
 
 /* z = acc / sum, lse = max + log sum; a row that sees no key gives 0 and -inf. */
-static void FN(finish)(FN(unit) * u) {
+static void FN(finish)(FN(unit) *u) {
     const hti_attention_call *c = u->call;
-    real *z = (real *)c->out.data + hti_call_base(c, &c->out, u->sequence) + u->head * c->out.head_stride;
+    real *z =
+        (real *)c->out.data + hti_call_base(c, &c->out, u->sequence) + u->head * c->out.head_stride;
     int64_t start = hti_call_start(c, u->sequence);
     for (int64_t i = 0; i < u->length; i++) {
         real sum = u->sum[i], inv = sum == 0 ? 0 : 1 / sum;
@@ -100,7 +102,7 @@ static void FN(finish)(FN(unit) * u) {
     }
 }
 
-static void FN(forward_unit)(FN(unit) * u, const hti_attention_call *call, int64_t sequence,
+static void FN(forward_unit)(FN(unit) *u, const hti_attention_call *call, int64_t sequence,
                              int64_t kv_head) {
     int64_t group = call->desc->q_heads / call->desc->kv_heads;
     FN(begin_unit)(u, call, sequence);
@@ -120,9 +122,9 @@ static void FN(forward_unit)(FN(unit) * u, const hti_attention_call *call, int64
 
 /* ---- backward ---- */
 
-/* Level 0 of what backward restricts: G = dz, h = <dz, z> - dlse, m = lse. Rows without weight (masked, or
- * seeing no key) get m = inf and take no part. */
-static void FN(load_output)(FN(unit) * u) {
+/* Level 0 of what backward restricts: G = dz, h = <dz, z> - dlse, m = lse. Rows without weight
+ * (masked, or seeing no key) get m = inf and take no part. */
+static void FN(load_output)(FN(unit) *u) {
     const hti_attention_call *c = u->call;
     const real *lse = (const real *)c->saved + u->head * c->rows + hti_call_start(c, u->sequence);
     const real *dz = (const real *)c->dout.data + hti_call_base(c, &c->dout, u->sequence) +
@@ -142,7 +144,7 @@ static void FN(load_output)(FN(unit) * u) {
 }
 
 /* Restriction: m_c = min of the children's, G_c and h_c their sums weighted by exp(m_c - m). */
-static void FN(restrict_output)(FN(unit) * u) {
+static void FN(restrict_output)(FN(unit) *u) {
     for (int l = 1; l < u->levels; l++) {
         for (int64_t c = 0; c < u->rows[l]; c++) {
             int64_t p = u->first[l] + c, a = u->first[l - 1] + 2 * c;
@@ -162,8 +164,8 @@ static void FN(restrict_output)(FN(unit) * u) {
 /* Query row `from` (of G, h, m) with query q, against the keys of one range:
  *     P = n exp(s - m),  ds = P (r <G, v> - h),  dv += r P G,  dq += scale ds k,  dk += scale ds q
  * dbias: this head's table, [4*block - 1], or NULL. */
-static void FN(grad_range)(FN(unit) * u, int64_t from, const real *q, real *dq, real *dbias, int level,
-                           int64_t c, int64_t id, hti_range r) {
+static void FN(grad_range)(FN(unit) *u, int64_t from, const real *q, real *dq, real *dbias,
+                           int level, int64_t c, int64_t id, hti_range r) {
     int64_t at = u->first[level];
     const real *k = FN(keys_at)(u, level), *g = u->acc + from * u->dv;
     real scale = (real)u->desc->scale;
@@ -183,7 +185,7 @@ static void FN(grad_range)(FN(unit) * u, int64_t from, const real *q, real *dq, 
     }
 }
 
-static void FN(grad_row)(FN(unit) * u, int64_t from, const real *q, real *dq, real *dbias, int level,
+static void FN(grad_row)(FN(unit) *u, int64_t from, const real *q, real *dq, real *dbias, int level,
                          int64_t c, int64_t id) {
     hti_range r[2];
     if (isinf(u->max[from])) return;
@@ -193,13 +195,14 @@ static void FN(grad_row)(FN(unit) * u, int64_t from, const real *q, real *dq, re
 }
 
 /* All levels of one head. dq of level 0 is of the turned query until it is turned back. */
-static void FN(grad_levels)(FN(unit) * u, real *dbias) {
+static void FN(grad_levels)(FN(unit) *u, real *dbias) {
     int fine = u->desc->query == HT_QUERY_FINE;
     for (int l = 0; l < u->levels; l++) {
         int64_t rows = fine ? u->length : u->rows[l], at = fine ? 0 : u->first[l];
         const real *q = l == 0 ? u->qt : u->q + at * u->d;
         for (int64_t c = 0; c < rows; c++)
-            FN(grad_row)(u, at + c, q + c * u->d, u->dq + (at + c) * u->d, dbias, l, fine ? c >> l : c, c);
+            FN(grad_row)(u, at + c, q + c * u->d, u->dq + (at + c) * u->d, dbias, l,
+                         fine ? c >> l : c, c);
         if (l > 0 || u->qt == u->q) continue;
         for (int64_t i = 0; i < u->length; i++)
             FN(rotate)(u->dq + i * u->d, u->dq + i * u->d, u->turn + i * u->d, u->d, -1);
@@ -207,7 +210,7 @@ static void FN(grad_levels)(FN(unit) * u, real *dbias) {
 }
 
 /* Adjoint of coarsen: a parent's gradient goes to its children by their share of its valid rows. */
-static void FN(spread)(real *dx, const real *n, const FN(unit) * u, int width, int pick_first) {
+static void FN(spread)(real *dx, const real *n, const FN(unit) *u, int width, int pick_first) {
     for (int l = u->levels - 1; l > 0; l--) {
         for (int64_t c = 0; c < u->rows[l - 1]; c++) {
             int64_t child = u->first[l - 1] + c, parent = u->first[l] + c / 2;
@@ -219,7 +222,7 @@ static void FN(spread)(real *dx, const real *n, const FN(unit) * u, int width, i
     }
 }
 
-static void FN(store)(const ht_tensor *t, const FN(unit) * u, int64_t head, const real *x,
+static void FN(store)(const ht_tensor *t, const FN(unit) *u, int64_t head, const real *x,
                       const real *n, int width) {
     real *dst = (real *)t->data + hti_call_base(u->call, t, u->sequence) + head * t->head_stride;
     for (int64_t i = 0; i < u->length; i++)
@@ -228,7 +231,7 @@ static void FN(store)(const ht_tensor *t, const FN(unit) * u, int64_t head, cons
 }
 
 /* dbias [q_heads, 4*block - 1] of this slot of sequences, or NULL */
-static void FN(backward_unit)(FN(unit) * u, const hti_attention_call *call, int64_t sequence,
+static void FN(backward_unit)(FN(unit) *u, const hti_attention_call *call, int64_t sequence,
                               int64_t kv_head, real *dbias) {
     int64_t group = call->desc->q_heads / call->desc->kv_heads, table = 4 * call->desc->block - 1;
     FN(begin_unit)(u, call, sequence);
@@ -257,7 +260,8 @@ static void FN(backward_unit)(FN(unit) * u, const hti_attention_call *call, int6
 
 /* ---- entries ---- */
 
-/* Bias gradients are summed per slot of sequences, then over slots: the order does not depend on threads. */
+/* Bias gradients are summed per slot of sequences, then over slots: the order does not depend on
+ * threads. */
 enum { FN(BIAS_SLOTS) = 64 };
 
 static int64_t FN(slots)(int64_t sequences) {
@@ -321,7 +325,8 @@ static void FN(backward)(ht_context *ctx, const hti_attention_call *call) {
         FN(layout)(&u, base + bytes * (size_t)hti_cpu_thread(), call->desc, call->length, 1);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < slots * kv; i++) {
-            int64_t s = i / kv, begin = s * call->sequences / slots, end = (s + 1) * call->sequences / slots;
+            int64_t s = i / kv, begin = s * call->sequences / slots,
+                    end = (s + 1) * call->sequences / slots;
             for (int64_t b = begin; b < end; b++)
                 FN(backward_unit)(&u, call, b, i % kv, partial ? partial + s * table : NULL);
         }

@@ -1,29 +1,30 @@
 /*
- * Reference kernels, part 3: the decode state, row by row. See op.h for what a level holds and when it is made.
+ * Reference kernels, part 3: the decode state, row by row. See op.h for what a level holds and when
+ * it is made.
  */
 
 /* One (sequence, key head) of a call and its rings. */
 typedef struct FN(decoder) {
     FN(unit) u; /* call, desc, block, d, dv, head: what scores need */
     const hti_cache_call *call;
-    int64_t ring, state; /* state: slot * kv_heads + kv_head */
-    real *turn, *key, *query; /* [d] each: angles of a row, its key and query turned or turned back */
+    int64_t ring, state;      /* state: slot * kv_heads + kv_head */
+    real *turn, *key, *query; /* [d]: angles of a row, its key and query turned or turned back */
 } FN(decoder);
 
-static real *FN(ring_k)(const FN(decoder) * s, int level, int64_t c) {
+static real *FN(ring_k)(const FN(decoder) *s, int level, int64_t c) {
     return (real *)s->call->level[level].k + (s->state * s->ring + c % s->ring) * s->u.d;
 }
 
-static real *FN(ring_v)(const FN(decoder) * s, int level, int64_t c) {
+static real *FN(ring_v)(const FN(decoder) *s, int level, int64_t c) {
     return (real *)s->call->level[level].v + (s->state * s->ring + c % s->ring) * s->u.dv;
 }
 
-static float *FN(ring_n)(const FN(decoder) * s, int level, int64_t c) {
+static float *FN(ring_n)(const FN(decoder) *s, int level, int64_t c) {
     return s->call->level[level].n + s->state * s->ring + c % s->ring;
 }
 
 /* The key of a cluster as coarsening wants it: level 0 is stored turned. */
-static const real *FN(plain_key)(FN(decoder) * s, int level, int64_t c) {
+static const real *FN(plain_key)(FN(decoder) *s, int level, int64_t c) {
     const real *k = FN(ring_k)(s, level, c);
     if (level > 0 || s->u.desc->rotary_theta == 0) return k;
     FN(angles)(s->turn, c, s->u.desc->rotary_theta, s->u.d);
@@ -32,18 +33,20 @@ static const real *FN(plain_key)(FN(decoder) * s, int level, int64_t c) {
 }
 
 /* Cluster c of level l from its two children, both complete. */
-static void FN(complete)(FN(decoder) * s, int level, int64_t c) {
+static void FN(complete)(FN(decoder) *s, int level, int64_t c) {
     real *k = FN(ring_k)(s, level, c), *v = FN(ring_v)(s, level, c);
-    real na = (real)*FN(ring_n)(s, level - 1, 2 * c), nb = (real)*FN(ring_n)(s, level - 1, 2 * c + 1);
+    real na = (real)*FN(ring_n)(s, level - 1, 2 * c),
+         nb = (real)*FN(ring_n)(s, level - 1, 2 * c + 1);
     /* plain_key has one buffer: the first child goes through k itself */
     memcpy(k, FN(plain_key)(s, level - 1, 2 * c), sizeof(real) * (size_t)s->u.d);
     FN(mean2)(k, k, FN(plain_key)(s, level - 1, 2 * c + 1), na, nb, s->u.d);
-    FN(mean2)(v, FN(ring_v)(s, level - 1, 2 * c), FN(ring_v)(s, level - 1, 2 * c + 1), na, nb, s->u.dv);
+    FN(mean2)(v, FN(ring_v)(s, level - 1, 2 * c), FN(ring_v)(s, level - 1, 2 * c + 1), na, nb,
+              s->u.dv);
     *FN(ring_n)(s, level, c) = (float)(na + nb);
 }
 
 /* Row t of the slot, row i of the call. */
-static void FN(append)(FN(decoder) * s, int64_t kv_head, int64_t i, int64_t t) {
+static void FN(append)(FN(decoder) *s, int64_t kv_head, int64_t i, int64_t t) {
     const hti_attention_call *a = &s->call->a;
     int levels = s->u.desc->kind == HT_HIERARCHICAL ? hti_levels(t + 1, s->u.block) : 1;
     if (levels > 1 && t == s->u.block << (levels - 1)) { /* a new level: its block 0 lies below */
@@ -67,9 +70,10 @@ static void FN(append)(FN(decoder) * s, int64_t kv_head, int64_t i, int64_t t) {
         FN(complete)(s, l, ((t + 1) >> l) - 1);
 }
 
-/* Query q of cluster c against the keys it sees at a level; adds to the softmax state (max, sum, acc). */
-static void FN(attend_ring)(FN(decoder) * s, real *max, real *sum, real *acc, const real *q, int level,
-                            int64_t c) {
+/* Query q of cluster c against the keys it sees at a level; adds to the softmax state (max, sum,
+ * acc). */
+static void FN(attend_ring)(FN(decoder) *s, real *max, real *sum, real *acc, const real *q,
+                            int level, int64_t c) {
     hti_range r = {0, c + 1};
     if (s->u.desc->kind != HT_FULL) r = hti_keys_left(INT64_MAX, s->u.block, level, 1, c);
     for (int64_t j = r.lo; j < r.hi; j++) {
@@ -90,15 +94,15 @@ static void FN(attend_ring)(FN(decoder) * s, real *max, real *sum, real *acc, co
 }
 
 /* Coarse level of mode first: computed by the cluster's first valid row, kept for the others. */
-static real *FN(part_of)(FN(decoder) * s, int level, int64_t head) {
+static real *FN(part_of)(FN(decoder) *s, int level, int64_t head) {
     const hti_cache_level *lev = &s->call->level[level];
     int64_t slot = s->state / s->u.desc->kv_heads;
     return (real *)lev->part + (slot * s->u.desc->q_heads + head) * (s->u.dv + 2);
 }
 
-/* state [2 + dv]: max, sum, numerator of query head `head` at row t, all levels. `fresh`: levels whose
- * cluster begins with this row (bit l). */
-static void FN(attend_state)(FN(decoder) * s, real *state, const real *q, int64_t head, int64_t t,
+/* state [2 + dv]: max, sum, numerator of query head `head` at row t, all levels. `fresh`: levels
+ * whose cluster begins with this row (bit l). */
+static void FN(attend_state)(FN(decoder) *s, real *state, const real *q, int64_t head, int64_t t,
                              int levels, uint64_t fresh) {
     const real *turned = q;
     s->u.head = head;
@@ -117,12 +121,13 @@ static void FN(attend_state)(FN(decoder) * s, real *state, const real *q, int64_
         }
         if (part == state || fresh >> l & 1)
             FN(attend_ring)(s, &part[0], &part[1], part + 2, q, l, t >> l);
-        if (part != state) FN(merge)(&state[0], &state[1], state + 2, part[0], part[1], part + 2, s->u.dv);
+        if (part != state)
+            FN(merge)(&state[0], &state[1], state + 2, part[0], part[1], part + 2, s->u.dv);
     }
 }
 
 /* Levels at which row t is the first valid row of its cluster, and remembers that it was. */
-static uint64_t FN(begin_clusters)(FN(decoder) * s, int64_t t, int levels) {
+static uint64_t FN(begin_clusters)(FN(decoder) *s, int64_t t, int levels) {
     uint64_t fresh = 0;
     for (int l = 1; l < levels && s->call->level[l].cluster; l++) {
         int64_t *cluster = &s->call->level[l].cluster[s->state];
@@ -132,10 +137,10 @@ static uint64_t FN(begin_clusters)(FN(decoder) * s, int64_t t, int levels) {
     return fresh;
 }
 
-static void FN(emit)(FN(decoder) * s, const real *state, int64_t i, int64_t head) {
+static void FN(emit)(FN(decoder) *s, const real *state, int64_t i, int64_t head) {
     const hti_attention_call *a = &s->call->a;
-    real *z = (real *)a->out.data + hti_call_base(a, &a->out, s->u.sequence) + i * a->out.row_stride +
-              head * a->out.head_stride;
+    real *z = (real *)a->out.data + hti_call_base(a, &a->out, s->u.sequence) +
+              i * a->out.row_stride + head * a->out.head_stride;
     real inv = state[1] == 0 ? 0 : 1 / state[1];
     for (int x = 0; x < s->u.dv; x++) z[x] = state[2 + x] * inv;
     if (!a->lse.data) return;
@@ -144,7 +149,7 @@ static void FN(emit)(FN(decoder) * s, const real *state, int64_t i, int64_t head
         state[1] == 0 ? -(real)INFINITY : state[0] + FN(log)(state[1]);
 }
 
-static void FN(extend_row)(FN(decoder) * s, real *state, int64_t kv_head, int64_t i, int64_t t) {
+static void FN(extend_row)(FN(decoder) *s, real *state, int64_t kv_head, int64_t i, int64_t t) {
     const hti_attention_call *a = &s->call->a;
     int64_t group = s->u.desc->q_heads / s->u.desc->kv_heads;
     int levels = s->u.desc->kind == HT_HIERARCHICAL ? hti_levels(t + 1, s->u.block) : 1;
@@ -169,9 +174,14 @@ static size_t FN(cache_thread_bytes)(const ht_attention_desc *d) {
 
 static void FN(extend_unit)(const hti_cache_call *call, char *scratch, int64_t b, int64_t kv_head) {
     const ht_attention_desc *d = call->a.desc;
-    FN(decoder) s = {.call = call, .ring = call->ring, .state = call->slots[b] * d->kv_heads + kv_head};
-    s.u = (FN(unit)){.call = &call->a, .desc = d, .sequence = b, .block = d->block,
-                     .d = (int)d->head_dim, .dv = (int)d->value_dim};
+    FN(decoder) s = {
+        .call = call, .ring = call->ring, .state = call->slots[b] * d->kv_heads + kv_head};
+    s.u = (FN(unit)){.call = &call->a,
+                     .desc = d,
+                     .sequence = b,
+                     .block = d->block,
+                     .d = (int)d->head_dim,
+                     .dv = (int)d->value_dim};
     size_t used = 0;
     s.turn = FN(take)(scratch, &used, d->head_dim);
     s.key = FN(take)(scratch, &used, d->head_dim);
@@ -186,5 +196,6 @@ static void FN(cache_extend)(ht_context *ctx, const hti_cache_call *call) {
     size_t bytes = FN(cache_thread_bytes)(call->a.desc);
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
     for (int64_t i = 0; i < units; i++)
-        FN(extend_unit)(call, (char *)call->a.scratch + bytes * (size_t)hti_cpu_thread(), i / kv, i % kv);
+        FN(extend_unit)(call, (char *)call->a.scratch + bytes * (size_t)hti_cpu_thread(), i / kv,
+                        i % kv);
 }

@@ -10,4 +10,4 @@
 #include "cpu/ref_cache.h"
 
 const hti_ref_kernels hti_ref_f32 = {need_f32, forward_f32, backward_f32, cache_thread_bytes_f32,
-                                   cache_extend_f32};
+                                     cache_extend_f32};

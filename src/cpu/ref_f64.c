@@ -10,4 +10,4 @@
 #include "cpu/ref_cache.h"
 
 const hti_ref_kernels hti_ref_f64 = {need_f64, forward_f64, backward_f64, cache_thread_bytes_f64,
-                                   cache_extend_f64};
+                                     cache_extend_f64};

@@ -1,10 +1,11 @@
 /*
- * Reference kernels, part 1: the pyramid of one (sequence, key head), and one query row against keys.
- * Included by ref_f32.c and ref_f64.c with `real` = float or double and FN(name) naming the copy.
+ * Reference kernels, part 1: the pyramid of one (sequence, key head), and one query row against
+ * keys. Included by ref_f32.c and ref_f64.c with `real` = float or double and FN(name) naming the
+ * copy.
  *
- * Level l of a pyramid holds clusters 0 ... rows[l]-1 from row first[l] on; level 0 is the sequence itself,
- * masked rows replaced by zeros, so that what is masked is never looked at. Coarse keys and values are means
- * over the cluster's n valid rows; a key's weight is n * exp(score).
+ * Level l of a pyramid holds clusters 0 ... rows[l]-1 from row first[l] on; level 0 is the sequence
+ * itself, masked rows replaced by zeros, so that what is masked is never looked at. Coarse keys and
+ * values are means over the cluster's n valid rows; a key's weight is n * exp(score).
  */
 #include <math.h>
 #include <stddef.h>
@@ -21,14 +22,14 @@ typedef struct FN(unit) {
     int d, dv, levels;
     int64_t rows[HTI_MAX_LEVELS], first[HTI_MAX_LEVELS];
     /* all [total rows of the pyramid] x width */
-    real *k, *v, *n;    /* d, dv, 1: means of keys and values, valid keys */
-    real *q, *nq;       /* d, 1: the cluster's query, valid queries */
-    real *kt, *qt;      /* d: level 0 as the scores see it: turned (rotary), or k and q themselves */
-    real *max, *sum;    /* 1: of the softmax of a coarse row; backward: max is min lse, sum is h */
-    real *acc;          /* dv: its numerator; backward: G */
+    real *k, *v, *n; /* d, dv, 1: means of keys and values, valid keys */
+    real *q, *nq;    /* d, 1: the cluster's query, valid queries */
+    real *kt, *qt;   /* d: level 0 as the scores see it: turned (rotary), or k and q themselves */
+    real *max, *sum; /* 1: of the softmax of a coarse row; backward: max is min lse, sum is h */
+    real *acc;       /* dv: its numerator; backward: G */
     real *dq, *dk, *dval; /* backward: d, d, dv */
-    real *score;        /* [widest key range] */
-    real *turn;         /* [length, d/2, 2] cosine and sine, rotary only */
+    real *score;          /* [widest key range] */
+    real *turn;           /* [length, d/2, 2] cosine and sine, rotary only */
 } FN(unit);
 
 /* ---- layout: measures with base NULL, carves otherwise ---- */
@@ -46,7 +47,7 @@ static int64_t FN(total_rows)(const ht_attention_desc *d, int64_t length) {
     return total;
 }
 
-static size_t FN(layout)(FN(unit) * u, void *base, const ht_attention_desc *desc, int64_t length,
+static size_t FN(layout)(FN(unit) *u, void *base, const ht_attention_desc *desc, int64_t length,
                          int backward) {
     size_t used = 0;
     int64_t total = FN(total_rows)(desc, length), d = desc->head_dim, dv = desc->value_dim;
@@ -102,7 +103,7 @@ static void FN(rotate)(real *y, const real *x, const real *turn, int d, real sig
 static int FN(takes_part)(const uint8_t *mask, int64_t row) { return !mask || mask[row]; }
 
 /* Level 0 of x [rows, width] and its weights: rows of a strided tensor, zero where masked. */
-static void FN(load)(real *x, real *n, const FN(unit) * u, const ht_tensor *t, int64_t head,
+static void FN(load)(real *x, real *n, const FN(unit) *u, const ht_tensor *t, int64_t head,
                      int width, const uint8_t *mask) {
     const real *src = (const real *)t->data + hti_call_base(u->call, t, u->sequence);
     int64_t start = hti_call_start(u->call, u->sequence);
@@ -121,11 +122,12 @@ static void FN(mean2)(real *parent, const real *a, const real *b, real na, real 
 }
 
 /* Levels 1 ... of x from level 0; n too. `pick_first`: the first child that has a valid row. */
-static void FN(coarsen)(real *x, real *n, const FN(unit) * u, int width, int pick_first) {
+static void FN(coarsen)(real *x, real *n, const FN(unit) *u, int width, int pick_first) {
     for (int l = 1; l < u->levels; l++) {
         for (int64_t c = 0; c < u->rows[l]; c++) {
             int64_t p = u->first[l] + c, a = u->first[l - 1] + 2 * c;
-            int64_t b = 2 * c + 1 < u->rows[l - 1] ? a + 1 : a; /* the last cluster may have one child */
+            /* the last cluster may have one child */
+            int64_t b = 2 * c + 1 < u->rows[l - 1] ? a + 1 : a;
             real nb = b == a ? 0 : n[b];
             if (pick_first) {
                 memcpy(x + p * width, x + (n[a] > 0 ? a : b) * width, sizeof(real) * (size_t)width);
@@ -137,7 +139,7 @@ static void FN(coarsen)(real *x, real *n, const FN(unit) * u, int width, int pic
     }
 }
 
-static void FN(begin_unit)(FN(unit) * u, const hti_attention_call *call, int64_t sequence) {
+static void FN(begin_unit)(FN(unit) *u, const hti_attention_call *call, int64_t sequence) {
     const ht_attention_desc *d = call->desc;
     u->call = call;
     u->desc = d;
@@ -159,7 +161,7 @@ static void FN(begin_unit)(FN(unit) * u, const hti_attention_call *call, int64_t
     }
 }
 
-static void FN(load_keys)(FN(unit) * u, int64_t kv_head) {
+static void FN(load_keys)(FN(unit) *u, int64_t kv_head) {
     FN(load)(u->k, u->n, u, &u->call->k, kv_head, u->d, u->call->key_mask);
     FN(load)(u->v, NULL, u, &u->call->v, kv_head, u->dv, u->call->key_mask);
     FN(coarsen)(u->k, u->n, u, u->d, 0);
@@ -170,7 +172,7 @@ static void FN(load_keys)(FN(unit) * u, int64_t kv_head) {
     }
 }
 
-static void FN(load_queries)(FN(unit) * u, int64_t head) {
+static void FN(load_queries)(FN(unit) *u, int64_t head) {
     u->head = head;
     FN(load)(u->q, u->nq, u, &u->call->q, head, u->d, u->call->query_mask);
     if (u->desc->query != HT_QUERY_FINE)
@@ -184,12 +186,12 @@ static void FN(load_queries)(FN(unit) * u, int64_t head) {
 /* ---- one query row against the keys it sees at one level ---- */
 
 /* The rows of a level as scores see them. */
-static const real *FN(keys_at)(const FN(unit) * u, int level) {
+static const real *FN(keys_at)(const FN(unit) *u, int level) {
     return level == 0 ? u->kt : u->k + u->first[level] * u->d;
 }
 
 /* The two ranges of key clusters that query cluster c sees at a level. */
-static void FN(ranges)(hti_range r[2], const FN(unit) * u, int level, int64_t c) {
+static void FN(ranges)(hti_range r[2], const FN(unit) *u, int level, int64_t c) {
     if (u->desc->kind == HT_FULL) {
         r[0] = (hti_range){0, u->desc->causal ? c + 1 : u->length};
         r[1] = (hti_range){0, 0};
@@ -206,23 +208,24 @@ static real FN(dot)(const real *a, const real *b, int width) {
 }
 
 /* Entry of the bias table for a key cluster `distance` clusters after the query's. */
-static int64_t FN(bias_at)(const FN(unit) * u, int64_t distance) {
+static int64_t FN(bias_at)(const FN(unit) *u, int64_t distance) {
     int64_t most = 2 * u->block - 1;
     if (distance > most) distance = most;
     if (distance < -most) distance = -most;
     return (distance + most) * u->desc->q_heads + u->head;
 }
 
-static real FN(score_of)(const FN(unit) * u, const real *q, const real *key, int64_t distance) {
+static real FN(score_of)(const FN(unit) *u, const real *q, const real *key, int64_t distance) {
     real s = (real)u->desc->scale * FN(dot)(q, key, u->d);
     return u->call->bias ? s + ((const real *)u->call->bias)[FN(bias_at)(u, distance)] : s;
 }
 
 /* 1/(1-p) or 0 for the weight of query `id` (coarse row, or row in `fine`) and key cluster j. */
-static real FN(dropout_factor)(const FN(unit) * u, int level, int64_t id, int64_t j) {
+static real FN(dropout_factor)(const FN(unit) *u, int level, int64_t id, int64_t j) {
     double p = u->desc->dropout;
     if (p == 0) return 1;
     uint32_t head = (uint32_t)(u->sequence * u->desc->q_heads + u->head);
-    hti_philox w = hti_dropout_words(u->call->seed, u->call->offset, head, level, id, (uint32_t)(j / 4));
+    hti_philox w =
+        hti_dropout_words(u->call->seed, u->call->offset, head, level, id, (uint32_t)(j / 4));
     return w.w[j % 4] < hti_dropout_threshold(p) ? 0 : (real)(1 / (1 - p));
 }

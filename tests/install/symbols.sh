@@ -1,13 +1,14 @@
 # Which names a library defines for others to see.
 # symbols.sh NM shared|static LIBRARY HEADER
-# shared: exactly the functions of the header. static: these, and beside them only hti_.
+# shared: exactly the functions of the header. static: these, and beside them only hti_ (in C++
+# names too: what src/cuda shares within itself is not extern "C").
 set -eu
 nm=$1 kind=$2 library=$3 header=$4
-if [ "$kind" = shared ]; then
-    found=$("$nm" -D --defined-only "$library" | awk '{ print $NF }' | sort -u)
-else
-    found=$("$nm" -g --defined-only "$library" | awk 'NF == 3 { print $3 }' | sort -u)
-fi
+case $kind in
+shared) found=$("$nm" -D --defined-only "$library") ;;
+static) found=$("$nm" -gC --defined-only "$library") ;;
+esac
+found=$(printf '%s\n' "$found" | sed -n 's/^[0-9a-f]* [A-Za-z] //p' | sort -u)
 public=$(sed -n 's/^HT_API .*[ *]\(ht_[a-z_0-9]*\)(.*/\1/p' "$header" | sort -u)
 [ -n "$public" ] && [ -n "$found" ]
 
