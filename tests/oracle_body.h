@@ -29,7 +29,7 @@ typedef struct FN(head) {
 } FN(head);
 
 /* index of step t of n, in the order asked for */
-static int64_t FN(at)(const FN(head) * w, int64_t t, int64_t n) {
+static int64_t FN(at)(const FN(head) *w, int64_t t, int64_t n) {
     return w->reverse ? n - 1 - t : t;
 }
 
@@ -43,7 +43,7 @@ static REAL FN(dot)(int reverse, const REAL *a, const REAL *b, int64_t n) {
 }
 
 /* turns row x of position t by its angle; back: by the opposite one */
-static void FN(rotate)(const FN(head) * w, REAL *x, int64_t t, int back) {
+static void FN(rotate)(const FN(head) *w, REAL *x, int64_t t, int back) {
     int64_t d = w->p->head_dim, half = d / 2;
     for (int64_t c = 0; c < half; c++) {
         WIDE angle = (WIDE)t * POW((WIDE)w->p->rotary, (WIDE)-2 * (WIDE)c / (WIDE)d);
@@ -58,7 +58,7 @@ static void FN(rotate)(const FN(head) * w, REAL *x, int64_t t, int back) {
 
 /* x [levels, rows, d], level 0 filled: every other level from it. mean: the mean over the
  * cluster's valid rows; first: its first valid row; neither: the row itself */
-static void FN(coarsen)(const FN(head) * w, REAL *x, const uint8_t *on, int mean, int first) {
+static void FN(coarsen)(const FN(head) *w, REAL *x, const uint8_t *on, int mean, int first) {
     int64_t d = w->p->head_dim, n = w->rows;
     for (int l = 1; l < w->levels; l++) {
         for (int64_t lo = 0; lo < n; lo += (int64_t)1 << l) {
@@ -81,7 +81,7 @@ static void FN(coarsen)(const FN(head) * w, REAL *x, const uint8_t *on, int mean
 }
 
 /* the adjoint: dx [levels, rows, d] of all levels is gathered into level 0 */
-static void FN(uncoarsen)(const FN(head) * w, REAL *dx, const uint8_t *on, int mean, int first) {
+static void FN(uncoarsen)(const FN(head) *w, REAL *dx, const uint8_t *on, int mean, int first) {
     int64_t d = w->p->head_dim, n = w->rows;
     for (int l = 1; l < w->levels; l++) {
         for (int64_t lo = 0; lo < n; lo += (int64_t)1 << l) {
@@ -115,7 +115,7 @@ static int64_t FN(bias_at)(const oracle_problem *p, int l, int64_t i, int64_t j)
     return distance + reach;
 }
 
-static void FN(meet)(FN(head) * w) {
+static void FN(meet)(FN(head) *w) {
     for (int64_t i = 0; i < w->rows; i++) {
         for (int64_t j = 0; j < w->rows; j++) {
             int seen = w->qon[i] && w->kon[j] && !(w->p->causal && j > i);
@@ -124,22 +124,22 @@ static void FN(meet)(FN(head) * w) {
     }
 }
 
-static REAL FN(weight)(const FN(head) * w, int l, int64_t i, int64_t j) {
+static REAL FN(weight)(const FN(head) *w, int l, int64_t i, int64_t j) {
     if (w->p->dropout == 0) return 1;
     int64_t query = w->p->query == HT_QUERY_FINE ? i : i >> l;
     return oracle_kept(w->p, w->sequence, w->h, l, query, j >> l) ? w->keep : 0;
 }
 
 /* q has been multiplied by the scale already */
-static int FN(scaled)(const FN(head) * w) {
+static int FN(scaled)(const FN(head) *w) {
     return w->form == ORACLE_SCALED || w->form == ORACLE_POWERS;
 }
 
-static REAL FN(power)(const FN(head) * w, REAL s) {
+static REAL FN(power)(const FN(head) *w, REAL s) {
     return w->form == ORACLE_POWERS ? EXP2(s) : EXP(s);
 }
 
-static REAL FN(score)(const FN(head) * w, int l, int64_t i, int64_t j, int reverse) {
+static REAL FN(score)(const FN(head) *w, int l, int64_t i, int64_t j, int reverse) {
     const oracle_problem *p = w->p;
     int64_t n = w->rows, d = p->head_dim;
     REAL s = FN(dot)(reverse, w->q + (l * n + i) * d, w->k + (l * n + j) * d, d);
@@ -148,7 +148,7 @@ static REAL FN(score)(const FN(head) * w, int l, int64_t i, int64_t j, int rever
 }
 
 /* row i: scores, lse, output */
-static void FN(attend)(FN(head) * w, int64_t i) {
+static void FN(attend)(FN(head) *w, int64_t i) {
     const oracle_problem *p = w->p;
     int64_t n = w->rows, dv = p->value_dim;
     REAL top = -INFINITY, sum = 0, *s = w->s + i * n, *z = w->z + i * dv;
@@ -173,7 +173,7 @@ static void FN(attend)(FN(head) * w, int64_t i) {
 }
 
 /* row i's part of every gradient, from lse and the scores alone */
-static void FN(pull)(FN(head) * w, int64_t i) {
+static void FN(pull)(FN(head) *w, int64_t i) {
     const oracle_problem *p = w->p;
     int64_t n = w->rows, d = p->head_dim, dv = p->value_dim;
     const REAL *dz = w->dz + i * dv;
@@ -208,7 +208,7 @@ static REAL *FN(array)(int64_t n) {
     return a;
 }
 
-static void FN(open)(FN(head) * w) {
+static void FN(open)(FN(head) *w) {
     int64_t n = w->rows, d = w->p->head_dim, dv = w->p->value_dim;
     w->q = FN(array)(w->levels * n * d), w->k = FN(array)(w->levels * n * d);
     w->dq = FN(array)(w->levels * n * d), w->dk = FN(array)(w->levels * n * d);
@@ -220,7 +220,7 @@ static void FN(open)(FN(head) * w) {
     w->dbias = FN(array)(4 * w->p->block - 1);
 }
 
-static void FN(close)(FN(head) * w) {
+static void FN(close)(FN(head) *w) {
     REAL *all[] = {w->q,  w->k,  w->dq, w->dk,  w->v,    w->z,
                    w->dz, w->dv, w->s,  w->lse, w->dlse, w->dbias};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
@@ -228,7 +228,7 @@ static void FN(close)(FN(head) * w) {
 }
 
 /* level 0 from the problem, the other levels from it; then level 0 is turned */
-static void FN(prepare)(FN(head) * w, int64_t start) {
+static void FN(prepare)(FN(head) *w, int64_t start) {
     const oracle_problem *p = w->p;
     int64_t d = p->head_dim, dv = p->value_dim, kv = w->h / (p->q_heads / p->kv_heads);
     for (int64_t i = 0; i < w->rows; i++) {
@@ -248,7 +248,7 @@ static void FN(prepare)(FN(head) * w, int64_t start) {
     for (int64_t i = 0; i < w->levels * w->rows * d && FN(scaled)(w); i++) w->q[i] *= w->scale;
 }
 
-static void FN(differentiate)(FN(head) * w) {
+static void FN(differentiate)(FN(head) *w) {
     const oracle_problem *p = w->p;
     for (int64_t t = 0; t < w->rows; t++) {
         int64_t i = FN(at)(w, t, w->rows);
@@ -263,7 +263,7 @@ static void FN(differentiate)(FN(head) * w) {
 }
 
 /* every input of the differentiation by its absolute value, for oracle_sizes */
-static void FN(absolute)(FN(head) * w) {
+static void FN(absolute)(FN(head) *w) {
     int64_t n = w->rows, d = w->p->head_dim, dv = w->p->value_dim;
     for (int64_t i = 0; i < w->levels * n * d; i++) {
         w->q[i] = ABS(w->q[i]);
@@ -283,7 +283,7 @@ static void FN(add)(double *to, const REAL *x, int64_t n) {
     for (int64_t c = 0; c < n; c++) to[c] = (double)((REAL)to[c] + x[c]);
 }
 
-static void FN(store)(oracle_result *r, const FN(head) * w, int64_t start) {
+static void FN(store)(oracle_result *r, const FN(head) *w, int64_t start) {
     const oracle_problem *p = w->p;
     int64_t d = p->head_dim, dv = p->value_dim, kv = w->h / (p->q_heads / p->kv_heads);
     for (int64_t i = 0; i < w->rows; i++) {
@@ -299,7 +299,7 @@ static void FN(store)(oracle_result *r, const FN(head) * w, int64_t start) {
         FN(add)(r->dbias + e * p->q_heads + w->h, w->dbias + e, 1);
 }
 
-static void FN(run_head)(oracle_result *r, FN(head) * w, int64_t start, int sizes) {
+static void FN(run_head)(oracle_result *r, FN(head) *w, int64_t start, int sizes) {
     const oracle_problem *p = w->p;
     int64_t dv = p->value_dim;
     FN(open)(w);
