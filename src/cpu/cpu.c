@@ -49,7 +49,24 @@ int hti_cpu_thread(void) { return omp_get_thread_num(); }
 
 static int always(void) { return 1; }
 
+#ifdef HTI_X86
+static int has_avx512(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+}
+
+static int has_avx2(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+#endif
+
 const hti_candidate hti_cpu_candidates[] = {
+#ifdef HTI_X86
+    {"cpu:avx512", "16 lanes; needs AVX-512 F, DQ, BW, VL", &hti_cpu_avx512_ops, has_avx512},
+    {"cpu:avx2", "8 lanes; needs AVX2 and FMA", &hti_cpu_avx2_ops, has_avx2},
+#endif
     {"cpu:ref", "plain C loops, float32 and float64", &hti_cpu_ref_ops, always},
     {NULL, NULL, NULL, NULL},
 };

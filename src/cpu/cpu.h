@@ -6,6 +6,10 @@
 
 #include "op.h"
 
+#if defined(__x86_64__)
+#define HTI_X86
+extern const hti_ops hti_cpu_avx512_ops, hti_cpu_avx2_ops;
+#endif
 extern const hti_ops hti_cpu_ref_ops;
 
 ht_status hti_cpu_open(ht_context *ctx, const ht_context_desc *desc);

@@ -1,0 +1,120 @@
+/*
+ * The entries of the model's ops on the CPU: pick the precision, put products and loops together.
+ */
+#include "cpu/ops.h"
+
+#include <string.h>
+
+static const hti_model_kernels *kernels(const ht_context *ctx, ht_dtype dtype) {
+    return dtype == HT_F64 ? &hti_model_f64 : ctx->ops->kernels;
+}
+
+ht_status hti_cpu_model_check(ht_context *ctx, ht_dtype dtype) {
+    CHECK(ctx, dtype == HT_F32 || dtype == HT_F64, HT_UNSUPPORTED,
+          "device \"%s\" runs models in f32 or f64, got %s", ctx->device,
+          dtype == HT_BF16 ? "bf16" : "f16");
+    return HT_OK;
+}
+
+/* ---- entries that are one kernel ---- */
+
+#define ENTRY(name, type)                                                 \
+    ht_status hti_cpu_##name(ht_context *ctx, const hti_##type *call) {   \
+        kernels(ctx, call->dtype)->name(ctx, call);                       \
+        return HT_OK;                                                     \
+    }
+ENTRY(embed_forward, embed_call)
+ENTRY(embed_backward, embed_call)
+ENTRY(norm_forward, norm_call)
+ENTRY(norm_backward, norm_call)
+ENTRY(rotary, rotary_call)
+ENTRY(pool_forward, pool_call)
+ENTRY(pool_backward, pool_call)
+ENTRY(adamw, adamw_call)
+
+size_t hti_cpu_norm_scratch(const ht_context *ctx, const hti_norm_call *call) {
+    (void)ctx, (void)call;
+    return 0;
+}
+
+ht_status hti_cpu_square(ht_context *ctx, ht_dtype dtype, hti_step *step, const void *g,
+                         int64_t count) {
+    kernels(ctx, dtype)->square(ctx, step, g, count);
+    return HT_OK;
+}
+
+ht_status hti_cpu_round(ht_context *ctx, ht_dtype dtype, void *w, const void *p, int64_t count) {
+    (void)ctx;
+    memcpy(w, p, (size_t)count * hti_bytes(dtype)); /* dtype is the wide type here */
+    return HT_OK;
+}
+
+ht_status hti_cpu_gemm_plain(ht_context *ctx, const hti_gemm *call) {
+    kernels(ctx, call->dtype)->gemm(ctx, call);
+    return HT_OK;
+}
+
+/* ---- linear layers ---- */
+
+ht_status hti_cpu_linear_forward(ht_context *ctx, const hti_linear_call *a) {
+    hti_gemm product = {.dtype = a->dtype, .m = a->rows, .n = a->out, .k = a->in, .a = a->x,
+                        .lda = a->in, .b = a->w, .ldb = a->in, .transpose_b = 1, .c = a->y,
+                        .ldc = a->out};
+    TRY(ctx->ops->gemm(ctx, &product));
+    hti_linear_call rest = *a;
+    if (a->activation == HTI_LINEAR) rest.pre = NULL, rest.drop.p = 0;
+    if (a->bias || a->activation != HTI_LINEAR) kernels(ctx, a->dtype)->activate(ctx, &rest);
+    return HT_OK;
+}
+
+ht_status hti_cpu_linear_backward(ht_context *ctx, const hti_linear_call *a) {
+    if (a->activation != HTI_LINEAR) kernels(ctx, a->dtype)->activate_back(ctx, a);
+    if (a->dx) {
+        hti_gemm dx = {.dtype = a->dtype, .m = a->rows, .n = a->in, .k = a->out, .a = a->dy,
+                       .lda = a->out, .b = a->w, .ldb = a->in, .c = a->dx, .ldc = a->in};
+        TRY(ctx->ops->gemm(ctx, &dx));
+    }
+    hti_gemm dw = {.dtype = a->dtype, .wide_c = 1, .m = a->out, .n = a->in, .k = a->rows,
+                   .a = a->dy, .lda = a->out, .transpose_a = 1, .b = a->x, .ldb = a->in,
+                   .c = a->dw, .ldc = a->in, .accumulate = 1};
+    TRY(ctx->ops->gemm(ctx, &dw));
+    if (a->dbias) kernels(ctx, a->dtype)->column_sums(ctx, a->dbias, a->dy, a->rows, a->out);
+    return HT_OK;
+}
+
+/* ---- loss ---- */
+
+/* Rows whose logits lie in the scratch at a time: about 8 MB. */
+static int64_t loss_chunk(const hti_loss_call *a) {
+    int64_t rows = ((int64_t)1 << 21) / a->classes;
+    if (rows < 1) rows = 1;
+    return rows < a->rows ? rows : a->rows;
+}
+
+size_t hti_cpu_loss_scratch(const ht_context *ctx, const hti_loss_call *call) {
+    (void)ctx;
+    return (size_t)loss_chunk(call) * (size_t)call->classes * hti_bytes(call->dtype);
+}
+
+/* Logits of rows first ... first + n - 1, their losses, and what flows back from them. */
+static ht_status loss_part(ht_context *ctx, const hti_loss_call *a, int64_t first, int64_t n) {
+    size_t row = (size_t)a->width * hti_bytes(a->dtype), at = (size_t)first * row;
+    const char *x = (const char *)a->x + at;
+    hti_gemm logits = {.dtype = a->dtype, .m = n, .n = a->classes, .k = a->width, .a = x,
+                       .lda = a->width, .b = a->w, .ldb = a->width, .transpose_b = 1,
+                       .c = a->scratch, .ldc = a->classes};
+    TRY(ctx->ops->gemm(ctx, &logits));
+    kernels(ctx, a->dtype)->loss_rows(ctx, a, a->scratch, first, n);
+    if (!a->dx) return HT_OK;
+    hti_linear_call back = {.dtype = a->dtype, .rows = n, .in = a->width, .out = a->classes, .x = x,
+                            .w = a->w, .dy = a->scratch, .dx = (char *)a->dx + at, .dw = a->dw,
+                            .dbias = a->dbias};
+    return hti_cpu_linear_backward(ctx, &back);
+}
+
+ht_status hti_cpu_loss(ht_context *ctx, const hti_loss_call *a) {
+    int64_t chunk = loss_chunk(a);
+    for (int64_t first = 0; first < a->rows; first += chunk)
+        TRY(loss_part(ctx, a, first, a->rows - first < chunk ? a->rows - first : chunk));
+    return HT_OK;
+}

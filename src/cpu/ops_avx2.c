@@ -1,0 +1,9 @@
+/*
+ * The model's ops in float, compiled for AVX2 and FMA.
+ */
+#define real float
+#define FN(name) name##_avx2
+#define MODEL_KERNELS hti_model_avx2
+
+#include "cpu/ops_exp.h"
+#include "cpu/ops_body.h"

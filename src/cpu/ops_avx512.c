@@ -1,0 +1,9 @@
+/*
+ * The model's ops in float, compiled for AVX-512.
+ */
+#define real float
+#define FN(name) name##_avx512
+#define MODEL_KERNELS hti_model_avx512
+
+#include "cpu/ops_exp.h"
+#include "cpu/ops_body.h"

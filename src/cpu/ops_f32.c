@@ -1,0 +1,9 @@
+/*
+ * The model's ops in float, for any machine.
+ */
+#define real float
+#define FN(name) name##_f32
+#define MODEL_KERNELS hti_model_f32
+
+#include "cpu/ops_exp.h"
+#include "cpu/ops_body.h"
