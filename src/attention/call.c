@@ -198,20 +198,32 @@ static ht_status add_grads(hti_attention_call *c, const ht_attention *plan,
     return HT_OK;
 }
 
-ht_status ht_attention_forward(const ht_attention *plan, const ht_attention_args *args) {
+ht_status hti_attention_forward(const ht_attention *plan, const ht_attention_args *args,
+                                const uint32_t *offset_device) {
     hti_attention_call call;
     TRY(hti_call_make(&call, plan, args, 1));
     if (call.rows == 0) return HT_OK;
+    call.offset_device = offset_device;
     if (!call.scratch) TRY(hti_scratch(plan->ctx, &call.scratch, plan->need.scratch_forward));
     return plan->ctx->ops->attention_forward(plan->ctx, &call);
 }
 
-ht_status ht_attention_backward(const ht_attention *plan, const ht_attention_args *args,
-                                const ht_attention_grads *grads) {
+ht_status hti_attention_backward(const ht_attention *plan, const ht_attention_args *args,
+                                 const ht_attention_grads *grads, const uint32_t *offset_device) {
     hti_attention_call call;
     TRY(hti_call_make(&call, plan, args, 1));
     TRY(add_grads(&call, plan, grads));
     if (call.rows == 0) return HT_OK;
+    call.offset_device = offset_device;
     if (!call.scratch) TRY(hti_scratch(plan->ctx, &call.scratch, plan->need.scratch_backward));
     return plan->ctx->ops->attention_backward(plan->ctx, &call);
+}
+
+ht_status ht_attention_forward(const ht_attention *plan, const ht_attention_args *args) {
+    return hti_attention_forward(plan, args, NULL);
+}
+
+ht_status ht_attention_backward(const ht_attention *plan, const ht_attention_args *args,
+                                const ht_attention_grads *grads) {
+    return hti_attention_backward(plan, args, grads, NULL);
 }

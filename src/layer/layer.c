@@ -1,0 +1,238 @@
+/*
+ * A Transformer block, forward and backward side by side.
+ */
+#include "layer/layer.h"
+
+#include "attention/plan.h"
+
+static int64_t qkv_width(const ht_config *c) { return c->inner + 2 * HTI_KV; }
+
+/* ---- memory ---- */
+
+void hti_kept_layout(hti_kept *k, hti_arena *a, const hti_layers *s, int64_t rows, int backward) {
+    const ht_config *c = s->c;
+    size_t e = hti_bytes(s->dtype), wide = hti_wide_bytes(s->dtype);
+    k->stats1 = hti_take(a, rows * 2, wide);
+    k->stats2 = hti_take(a, rows * 2, wide);
+    k->h1 = hti_take(a, rows * c->width, e);
+    k->h2 = hti_take(a, rows * c->width, e);
+    k->qkv = hti_take(a, rows * qkv_width(c), e);
+    k->heads = hti_take(a, rows * c->inner, e);
+    k->x1 = hti_take(a, rows * c->width, e);
+    k->act = hti_take(a, rows * c->hidden, e);
+    k->pre = k->saved = NULL;
+    if (!backward) return;
+    k->pre = hti_take(a, rows * c->hidden, e);
+    k->saved = hti_take(a, (int64_t)s->plan->need.saved, 1);
+}
+
+void hti_work_layout(hti_work *w, hti_arena *a, const hti_layers *s, int64_t rows, int backward) {
+    const ht_config *c = s->c;
+    const ht_attention_need *need = &s->plan->need;
+    size_t e = hti_bytes(s->dtype), scratch = need->scratch_forward;
+    hti_norm_call norm = {.dtype = s->dtype, .rows = rows, .width = c->width};
+    int64_t widest = c->hidden > qkv_width(c) ? c->hidden : qkv_width(c);
+    if (backward && need->scratch_backward > scratch) scratch = need->scratch_backward;
+    w->branch = hti_take(a, rows * c->width, e);
+    w->attention = hti_take(a, (int64_t)scratch, 1);
+    if (!backward) return;
+    w->ds = hti_take(a, rows * c->width, e);
+    w->dy = c->dropout > 0 ? hti_take(a, rows * c->width, e) : w->ds;
+    w->dh = hti_take(a, rows * c->width, e);
+    w->dwide = hti_take(a, rows * widest, e);
+    w->dheads = hti_take(a, rows * c->inner, e);
+    w->norm = hti_take(a, (int64_t)s->ctx->ops->norm_scratch(s->ctx, &norm), 1);
+}
+
+/* ---- pieces that forward and backward describe alike ---- */
+
+hti_random hti_site(const hti_rows *r, double p, int64_t layer, int place) {
+    hti_random d = {r->train ? p : 0, r->seed, (uint32_t)((layer + 1) * 4 + place), r->offset,
+                    r->offset_device};
+    return d;
+}
+
+static hti_linear_call linear(const hti_layers *s, int64_t rows, int64_t in, int64_t out, const void *x,
+                              const void *w, const void *bias) {
+    hti_linear_call a = {.dtype = s->dtype, .rows = rows, .in = in, .out = out, .x = x, .w = w, .bias = bias};
+    return a;
+}
+
+/* The layer's key of the attention's generator; the sites above use the seed itself. */
+static uint64_t layer_seed(uint64_t seed, int64_t index) {
+    return seed ^ ((uint64_t)(index + 1) * 0x9E3779B97F4A7C15u);
+}
+
+static ht_attention_args attention_args(const hti_layers *s, int64_t index, const hti_layer_weights *w,
+                                        const hti_rows *r, const hti_kept *k, const hti_work *work) {
+    const ht_config *c = s->c;
+    int64_t row = qkv_width(c), d = HTI_HEAD_DIM;
+    char *qkv = k->qkv;
+    size_t e = hti_bytes(s->dtype);
+    ht_attention_args a = HT_ATTENTION_ARGS_INIT;
+    a.batch = r->sequences;
+    a.length = r->length;
+    a.cu_seqlens = r->cu_seqlens;
+    a.q = (ht_tensor){.data = qkv, .row_stride = row, .head_stride = d};
+    a.k = (ht_tensor){.data = qkv + (size_t)c->inner * e, .row_stride = row, .head_stride = d};
+    a.v = (ht_tensor){.data = qkv + (size_t)(c->inner + HTI_KV) * e, .row_stride = row, .head_stride = d};
+    a.out = (ht_tensor){.data = k->heads};
+    a.bias = w->relative;
+    a.key_mask = a.query_mask = r->mask;
+    a.seed = layer_seed(r->seed, index);
+    a.offset = r->offset;
+    a.saved = k->saved;
+    a.scratch = work->attention;
+    return a;
+}
+
+static ht_status rotate(const hti_layers *s, const hti_rows *r, void *qkv, double sign) {
+    const ht_config *c = s->c;
+    if (!s->turn) return HT_OK;
+    hti_rotary_call a = {.dtype = s->dtype, .rows = r->rows, .heads = c->heads + c->kv_heads,
+                         .head_dim = HTI_HEAD_DIM, .row_stride = qkv_width(c), .positions = r->positions,
+                         .turn = s->turn, .sign = sign, .x = qkv};
+    return s->ctx->ops->rotary(s->ctx, &a);
+}
+
+static const ht_attention *plan_of(const hti_layers *s, const hti_rows *r) {
+    return r->train ? s->plan : s->plan_eval;
+}
+
+/* ---- forward ---- */
+
+static ht_status attention_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
+                                   const hti_rows *r, const hti_kept *k, const hti_work *work) {
+    const ht_config *c = s->c;
+    const hti_ops *ops = s->ctx->ops;
+    hti_linear_call qkv = linear(s, r->rows, c->width, qkv_width(c), k->h1, w->qkv, w->qkv_bias);
+    hti_linear_call merge = linear(s, r->rows, c->inner, c->width, k->heads, w->merge, w->merge_bias);
+    qkv.y = k->qkv;
+    merge.y = work->branch;
+    TRY(ops->linear_forward(s->ctx, &qkv));
+    TRY(rotate(s, r, k->qkv, 1));
+    ht_attention_args args = attention_args(s, index, w, r, k, work);
+    TRY(hti_attention_forward(plan_of(s, r), &args, r->offset_device));
+    return ops->linear_forward(s->ctx, &merge);
+}
+
+static ht_status mlp_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
+                             const hti_rows *r, const hti_kept *k, const hti_work *work) {
+    const ht_config *c = s->c;
+    hti_linear_call up = linear(s, r->rows, c->width, c->hidden, k->h2, w->up, w->up_bias);
+    hti_linear_call down = linear(s, r->rows, c->hidden, c->width, k->act, w->down, w->down_bias);
+    up.activation = HTI_GELU;
+    up.drop = hti_site(r, c->dropout, index, HTI_SITE_ACT);
+    up.pre = k->pre;
+    up.y = k->act;
+    down.y = work->branch;
+    TRY(s->ctx->ops->linear_forward(s->ctx, &up));
+    return s->ctx->ops->linear_forward(s->ctx, &down);
+}
+
+ht_status hti_layer_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w, const hti_rows *r,
+                            const hti_kept *k, const hti_work *work, const void *x, int pending) {
+    const ht_config *c = s->c;
+    hti_norm_call norm1 = {.dtype = s->dtype, .rows = r->rows, .width = c->width, .epsilon = c->norm_epsilon,
+                           .x = x, .y = pending ? work->branch : NULL, .s = k->x, .out = k->h1,
+                           .stats = k->stats1, .scale = w->norm1_scale, .shift = w->norm1_shift,
+                           .drop = hti_site(r, c->dropout, index - 1, HTI_SITE_BRANCH)};
+    hti_norm_call norm2 = {.dtype = s->dtype, .rows = r->rows, .width = c->width, .epsilon = c->norm_epsilon,
+                           .x = k->x, .y = work->branch, .s = k->x1, .out = k->h2, .stats = k->stats2,
+                           .scale = w->norm2_scale, .shift = w->norm2_shift,
+                           .drop = hti_site(r, c->dropout, index, HTI_SITE_HEADS)};
+    TRY(s->ctx->ops->norm_forward(s->ctx, &norm1));
+    TRY(attention_forward(s, index, w, r, k, work));
+    TRY(s->ctx->ops->norm_forward(s->ctx, &norm2));
+    return mlp_forward(s, index, w, r, k, work);
+}
+
+/* ---- backward ---- */
+
+static ht_status mlp_backward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
+                              const hti_layer_weights *g, const hti_rows *r, const hti_kept *k,
+                              const hti_work *work) {
+    const ht_config *c = s->c;
+    hti_linear_call up = linear(s, r->rows, c->width, c->hidden, k->h2, w->up, w->up_bias);
+    hti_linear_call down = linear(s, r->rows, c->hidden, c->width, k->act, w->down, w->down_bias);
+    down.dy = work->dy;
+    down.dx = work->dwide;
+    down.dw = g->down;
+    down.dbias = g->down_bias;
+    up.activation = HTI_GELU;
+    up.drop = hti_site(r, c->dropout, index, HTI_SITE_ACT);
+    up.pre = k->pre;
+    up.dy = work->dwide;
+    up.dx = work->dh;
+    up.dw = g->up;
+    up.dbias = g->up_bias;
+    TRY(s->ctx->ops->linear_backward(s->ctx, &down));
+    return s->ctx->ops->linear_backward(s->ctx, &up);
+}
+
+/* Gradients of q, k, v lie in dwide as q, k, v lie in qkv. */
+static ht_attention_grads attention_grads(const ht_attention_args *args, const hti_layer_weights *g,
+                                          const hti_kept *k, const hti_work *work) {
+    ht_attention_grads d = HT_ATTENTION_GRADS_INIT;
+    d.dout.data = work->dheads;
+    d.dq = args->q;
+    d.dk = args->k;
+    d.dv = args->v;
+    d.dq.data = (char *)work->dwide + ((char *)args->q.data - (char *)k->qkv);
+    d.dk.data = (char *)work->dwide + ((char *)args->k.data - (char *)k->qkv);
+    d.dv.data = (char *)work->dwide + ((char *)args->v.data - (char *)k->qkv);
+    d.dbias = g->relative;
+    return d;
+}
+
+static ht_status attention_backward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
+                                    const hti_layer_weights *g, const hti_rows *r, const hti_kept *k,
+                                    const hti_work *work) {
+    const ht_config *c = s->c;
+    const hti_ops *ops = s->ctx->ops;
+    hti_linear_call qkv = linear(s, r->rows, c->width, qkv_width(c), k->h1, w->qkv, w->qkv_bias);
+    hti_linear_call merge = linear(s, r->rows, c->inner, c->width, k->heads, w->merge, w->merge_bias);
+    merge.dy = work->dy;
+    merge.dx = work->dheads;
+    merge.dw = g->merge;
+    merge.dbias = g->merge_bias;
+    qkv.dy = work->dwide;
+    qkv.dx = work->dh;
+    qkv.dw = g->qkv;
+    qkv.dbias = g->qkv_bias;
+    TRY(ops->linear_backward(s->ctx, &merge));
+    ht_attention_args args = attention_args(s, index, w, r, k, work);
+    ht_attention_grads grads = attention_grads(&args, g, k, work);
+    TRY(hti_attention_backward(plan_of(s, r), &args, &grads, r->offset_device));
+    TRY(rotate(s, r, work->dwide, -1));
+    return ops->linear_backward(s->ctx, &qkv);
+}
+
+/* The norm that had s as its input: ds takes in what comes through it, dy is what the branch before it gets. */
+static hti_norm_call norm_back(const hti_layers *s, const hti_rows *r, const void *x, void *stats,
+                               const hti_work *work, hti_random drop) {
+    hti_norm_call a = {.dtype = s->dtype, .rows = r->rows, .width = s->c->width,
+                       .epsilon = s->c->norm_epsilon, .x = x, .stats = stats, .dout = work->dh,
+                       .ds_in = work->ds, .ds = work->ds, .drop = drop, .scratch = work->norm,
+                       .dy = work->dy == work->ds ? NULL : work->dy};
+    return a;
+}
+
+ht_status hti_layer_backward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
+                             const hti_layer_weights *g, const hti_rows *r, const hti_kept *k,
+                             const hti_work *work, int pending) {
+    double p = s->c->dropout;
+    hti_norm_call norm2 = norm_back(s, r, k->x1, k->stats2, work, hti_site(r, p, index, HTI_SITE_HEADS));
+    hti_norm_call norm1 = norm_back(s, r, k->x, k->stats1, work, hti_site(r, p, index - 1, HTI_SITE_BRANCH));
+    norm2.scale = w->norm2_scale;
+    norm2.dscale = g->norm2_scale;
+    norm2.dshift = g->norm2_shift;
+    norm1.scale = w->norm1_scale;
+    norm1.dscale = g->norm1_scale;
+    norm1.dshift = g->norm1_shift;
+    if (!pending) norm1.dy = NULL;
+    TRY(mlp_backward(s, index, w, g, r, k, work));
+    TRY(s->ctx->ops->norm_backward(s->ctx, &norm2));
+    TRY(attention_backward(s, index, w, g, r, k, work));
+    return s->ctx->ops->norm_backward(s->ctx, &norm1);
+}

@@ -1,0 +1,24 @@
+/*
+ * What the library itself needs from configurations.
+ */
+#ifndef HTI_CONFIG_H
+#define HTI_CONFIG_H
+
+#include "core/context.h"
+
+/* Checks everything and fills in what zero stands for (kv_heads, inner, hidden, query, embed_std). */
+ht_status hti_config_resolve(ht_context *ctx, ht_config *config);
+
+/* The configuration of a JSON text over the defaults; unknown keys are refused. */
+ht_status hti_config_parse(ht_context *ctx, ht_config *out, const char *json);
+
+static inline int hti_config_has_cls(const ht_config *c) {
+    return c->task == HT_TASK_CLASSIFY && c->pool == HT_POOL_CLS;
+}
+/* Rows of the longest sequence, and sequences per item. */
+static inline int64_t hti_config_rows(const ht_config *c) { return c->length + hti_config_has_cls(c); }
+static inline int64_t hti_config_sequences(const ht_config *c) {
+    return c->batch * (c->task == HT_TASK_PAIRS ? 2 : 1);
+}
+
+#endif

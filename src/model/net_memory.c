@@ -1,0 +1,244 @@
+/*
+ * The memory of a model at work: plans, activations, scratch, the batch's arrays, constants.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "attention/plan.h"
+#include "model/net.h"
+
+/* ---- layouts: each measures with base NULL, then carves ---- */
+
+/* With recomputation, or without backward, all layers share what they keep; with recomputation each has its x. */
+static void kept_layout(hti_net *n, hti_arena *a) {
+    const ht_config *c = n->c;
+    int64_t rows = n->max_rows, width = c->width, seqs = n->max_sequences;
+    size_t e = hti_bytes(n->model->dtype), wide = hti_wide_bytes(n->model->dtype);
+    int shared = c->recompute || !n->backward;
+    n->embedded = hti_take(a, rows * width, e);
+    for (int64_t l = 0; l < c->layers; l++) {
+        if (l > 0 && shared) n->kept[l] = n->kept[0];
+        else hti_kept_layout(&n->kept[l], a, &n->layers, rows, n->backward);
+        if (l == 0) n->kept[l].x = n->embedded;
+        else n->kept[l].x = n->backward || l == 1 ? hti_take(a, rows * width, e) : n->kept[1].x;
+    }
+    n->last = hti_take(a, rows * width, e);
+    n->last_stats = hti_take(a, rows * 2, wide);
+    n->normed = hti_take(a, rows * width, e);
+    n->row_loss = hti_take(a, rows > seqs ? rows : seqs, wide);
+    if (c->task == HT_TASK_LANGUAGE) return;
+    n->pooled = hti_take(a, seqs * width, e);
+    n->logits = hti_take(a, seqs * c->classes, e);
+    for (int i = 0; i < 2; i++) {
+        n->head_act[i] = hti_take(a, seqs * c->head_hidden, e);
+        n->head_pre[i] = hti_take(a, seqs * c->head_hidden, e);
+    }
+}
+
+static void work_layout(hti_net *n, hti_arena *a) {
+    const ht_config *c = n->c;
+    size_t e = hti_bytes(n->model->dtype);
+    int language = c->task == HT_TASK_LANGUAGE;
+    hti_loss_call loss = {.dtype = n->model->dtype, .rows = language ? n->max_rows : n->items,
+                          .width = HTI_LAST, .classes = HTI_LOGITS};
+    hti_work_layout(&n->work, a, &n->layers, n->max_rows, n->backward);
+    n->loss_scratch = hti_take(a, (int64_t)n->ctx->ops->loss_scratch(n->ctx, &loss), 1);
+    if (!n->backward) return;
+    n->dnormed = n->work.dh; /* used up by the final norm before any layer needs it */
+    if (language) return;
+    n->dpooled = hti_take(a, n->max_sequences * c->width, e);
+    for (int i = 0; i < 2; i++) n->dhead[i] = hti_take(a, n->max_sequences * c->head_hidden, e);
+}
+
+static void batch_layout(hti_net *n, hti_arena *a) {
+    const ht_config *c = n->c;
+    size_t wide = hti_wide_bytes(n->model->dtype);
+    n->step = hti_take(a, 1, sizeof *n->step);
+    n->tokens = hti_take(a, n->max_rows, sizeof(int32_t));
+    n->positions = hti_take(a, n->max_rows, sizeof(int32_t));
+    n->targets = hti_take(a, n->max_rows + n->items, sizeof(int32_t));
+    n->start = hti_take(a, n->max_sequences, sizeof(int32_t));
+    n->count = hti_take(a, n->max_sequences, sizeof(int32_t));
+    n->mask = hti_take(a, n->max_rows, 1);
+    n->fixed_positions = n->turn = NULL;
+    if (c->sinusoidal) n->fixed_positions = hti_take(a, n->max_length * c->width, hti_bytes(n->model->dtype));
+    if (c->rotary == HT_ROTARY_ALL) n->turn = hti_take(a, n->max_length * HTI_HEAD_DIM, wide);
+}
+
+static void host_layout(hti_net *n, hti_arena *a) {
+    n->tokens_host = hti_take(a, n->max_rows, sizeof(int32_t));
+    n->positions_host = hti_take(a, n->max_rows, sizeof(int32_t));
+    n->targets_host = hti_take(a, n->max_rows + n->items, sizeof(int32_t));
+    n->start_host = hti_take(a, n->max_sequences, sizeof(int32_t));
+    n->count_host = hti_take(a, n->max_sequences, sizeof(int32_t));
+    n->cu_host = hti_take(a, n->max_sequences + 1, sizeof(int32_t));
+    n->mask_host = hti_take(a, n->max_rows, 1);
+}
+
+static ht_status carve(void **block, hti_net *n, void (*layout)(hti_net *, hti_arena *)) {
+    hti_arena a = {NULL, 0};
+    layout(n, &a);
+    TRY(n->ctx->ops->alloc(n->ctx, block, a.used));
+    n->bytes += a.used;
+    a = (hti_arena){*block, 0};
+    layout(n, &a);
+    return HT_OK;
+}
+
+static ht_status carve_host(hti_net *n) {
+    hti_arena a = {NULL, 0};
+    host_layout(n, &a);
+    void *block = hti_host_alloc(n->ctx, a.used);
+    CHECK(n->ctx, block, HT_NOMEM, "out of memory: %zu bytes for a batch", a.used);
+    memset(block, 0, a.used);
+    a = (hti_arena){block, 0};
+    host_layout(n, &a);
+    return HT_OK;
+}
+
+/* ---- constants ---- */
+
+/* Even columns sin(t 10000^(-2i/width)), odd ones the cosine of the same. */
+static double sinusoid(int64_t t, int64_t column, int64_t width) {
+    double angle = (double)t * pow(10000, -(double)(column / 2 * 2) / (double)width);
+    return column % 2 ? cos(angle) : sin(angle);
+}
+
+static double turn(int64_t t, int64_t k, const ht_config *c) {
+    double angle = (double)t * pow(c->rotary_theta, -(double)(k / 2 * 2) / (double)HTI_HEAD_DIM);
+    return k % 2 ? sin(angle) : cos(angle);
+}
+
+static ht_status fill_constants(hti_net *n) {
+    const ht_config *c = n->c;
+    int64_t width = c->width > HTI_HEAD_DIM ? c->width : HTI_HEAD_DIM;
+    ht_dtype dtype = n->model->dtype;
+    double *row = hti_host_alloc(n->ctx, sizeof *row * (size_t)width);
+    CHECK(n->ctx, row, HT_NOMEM, "out of memory: a row of positions");
+    void *wide = NULL; /* where the kernels' type is narrower, the table is rounded like the weights */
+    ht_status status = HT_OK;
+    int64_t count = n->max_length * c->width;
+    int narrow = n->fixed_positions && hti_bytes(dtype) != hti_wide_bytes(dtype);
+    if (narrow) status = n->ctx->ops->alloc(n->ctx, &wide, (size_t)count * hti_wide_bytes(dtype));
+    for (int64_t t = 0; t < n->max_length && status == HT_OK; t++) {
+        if (n->fixed_positions) {
+            for (int64_t k = 0; k < c->width; k++) row[k] = sinusoid(t, k, c->width);
+            status = hti_tensor_write(n->ctx, narrow ? wide : n->fixed_positions, row, dtype, t * c->width, c->width);
+        }
+        if (n->turn && status == HT_OK) {
+            for (int64_t k = 0; k < HTI_HEAD_DIM; k++) row[k] = turn(t, k, c);
+            status = hti_tensor_write(n->ctx, n->turn, row, dtype, t * HTI_HEAD_DIM, HTI_HEAD_DIM);
+        }
+    }
+    if (narrow && status == HT_OK) status = n->ctx->ops->round(n->ctx, dtype, n->fixed_positions, wide, count);
+    if (narrow && status == HT_OK) status = n->ctx->ops->synchronize(n->ctx);
+    if (wide) n->ctx->ops->release(n->ctx, wide);
+    hti_host_free(n->ctx, row);
+    return status;
+}
+
+/* ---- plans and pointers ---- */
+
+static ht_status make_plans(hti_net *n) {
+    const ht_config *c = n->c;
+    ht_attention_desc d = HT_ATTENTION_DESC_INIT;
+    d.kind = (ht_kind)c->attention;
+    d.query = (ht_query)(c->query - 1);
+    d.dtype = n->model->dtype;
+    d.causal = c->task == HT_TASK_LANGUAGE;
+    d.has_bias = (int)c->relative_bias;
+    d.q_heads = c->heads;
+    d.kv_heads = c->kv_heads;
+    d.head_dim = HTI_HEAD_DIM;
+    d.block = c->block;
+    d.max_rows = n->max_rows;
+    d.max_sequences = n->max_sequences;
+    d.max_length = n->max_length;
+    d.rotary_theta = c->rotary == HT_ROTARY_LEVEL0 ? c->rotary_theta : 0;
+    TRY(ht_attention_create(&n->plan_eval, n->ctx, &d));
+    d.dropout = c->attention_dropout;
+    return ht_attention_create(&n->plan, n->ctx, &d);
+}
+
+static void point(hti_net *n, void *grads) {
+    const ht_model *m = n->model;
+    for (int64_t l = 0; l < n->c->layers; l++) {
+        const hti_layer_at *at = &m->params.layers[l];
+#define POINT(field, name, rows, columns, init, matrix, when)   \
+    n->weights[l].field = hti_weight(m, at->field);             \
+    n->grads[l].field = hti_wide(grads, m->dtype, at->field);
+        HTI_LAYER_PARAMS(POINT)
+        n->weights[l].relative = hti_wide(m->p, m->dtype, at->relative); /* attention takes it wide */
+    }
+}
+
+static ht_status create(hti_net *n, void *grads) {
+    const ht_config *c = n->c;
+    size_t layers = (size_t)c->layers;
+    n->weights = hti_host_alloc(n->ctx, layers * sizeof *n->weights);
+    n->grads = hti_host_alloc(n->ctx, layers * sizeof *n->grads);
+    n->kept = hti_host_alloc(n->ctx, layers * sizeof *n->kept);
+    CHECK(n->ctx, n->weights && n->grads && n->kept, HT_NOMEM, "out of memory: %lld layers", (long long)c->layers);
+    point(n, grads);
+    TRY(make_plans(n));
+    n->layers = (hti_layers){n->ctx, c, n->model->dtype, n->plan, n->plan_eval, NULL};
+    TRY(carve(&n->batch_block, n, batch_layout));
+    n->layers.turn = n->turn;
+    TRY(carve(&n->kept_block, n, kept_layout));
+    TRY(carve(&n->work_block, n, work_layout));
+    TRY(carve_host(n));
+    n->rows.offset_device = &n->step->in.offset;
+    return fill_constants(n);
+}
+
+/* A trainer's configuration may differ from the model's in how it trains, not in what the model is. */
+static void merge(ht_config *out, const ht_config *model, const ht_config *train) {
+    *out = *model;
+    out->batch = train->batch;
+    out->dropout = train->dropout;
+    out->attention_dropout = train->attention_dropout;
+    out->recompute = train->recompute;
+    out->pad = train->pad;
+    out->seed = train->seed;
+}
+
+ht_status hti_net_create(hti_net *n, ht_model *model, const ht_config *config, void *grads) {
+    *n = (hti_net){.model = model, .ctx = model->ctx, .backward = grads != NULL};
+    merge(&n->config, &model->config, config);
+    n->c = &n->config;
+    n->fixed = n->c->pad || n->ctx->ops->fixed_shapes;
+    n->items = n->c->batch;
+    n->max_length = hti_config_rows(n->c);
+    n->max_sequences = hti_config_sequences(n->c);
+    n->max_rows = n->max_sequences * n->max_length;
+    ht_status status = create(n, grads);
+    if (status != HT_OK) hti_net_destroy(n);
+    return status;
+}
+
+void hti_net_destroy(hti_net *n) {
+    void *blocks[] = {n->kept_block, n->work_block, n->batch_block};
+    if (!n->ctx) return;
+    for (int i = 0; i < 3; i++)
+        if (blocks[i]) n->ctx->ops->release(n->ctx, blocks[i]);
+    hti_host_free(n->ctx, n->tokens_host); /* the host block begins there */
+    hti_host_free(n->ctx, n->weights);
+    hti_host_free(n->ctx, n->grads);
+    hti_host_free(n->ctx, n->kept);
+    ht_attention_destroy(n->plan);
+    ht_attention_destroy(n->plan_eval);
+    *n = (hti_net){0};
+}
+
+ht_status hti_net_load(hti_net *n, const ht_batch *batch) {
+    const hti_ops *ops = n->ctx->ops;
+    TRY(hti_batch_check(n, batch));
+    hti_batch_stage(n, batch);
+    size_t rows = (size_t)n->rows.rows, seqs = (size_t)n->rows.sequences;
+    TRY(ops->copy_in(n->ctx, n->tokens, n->tokens_host, rows * sizeof *n->tokens));
+    TRY(ops->copy_in(n->ctx, n->positions, n->positions_host, rows * sizeof *n->positions));
+    TRY(ops->copy_in(n->ctx, n->mask, n->mask_host, rows));
+    TRY(ops->copy_in(n->ctx, n->start, n->start_host, seqs * sizeof *n->start));
+    TRY(ops->copy_in(n->ctx, n->count, n->count_host, seqs * sizeof *n->count));
+    return ops->copy_in(n->ctx, n->targets, n->targets_host, (size_t)n->target_rows * sizeof *n->targets);
+}

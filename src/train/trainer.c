@@ -1,0 +1,253 @@
+/*
+ * One update: micro-batches forward and back, the gradient's norm, AdamW. And the same without the update, for
+ * evaluation, prediction and checks.
+ *
+ * Nothing is allocated here after create, and the host reads device memory once per step, after it.
+ */
+#include "train/trainer.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- create and destroy ---- */
+
+static ht_status allocate(ht_trainer *t) {
+    size_t bytes = (size_t)t->model->params.total * hti_wide_bytes(t->model->dtype);
+    void **blocks[] = {&t->grads, &t->m, &t->v};
+    for (int i = 0; i < 3; i++) {
+        TRY(t->ctx->ops->alloc(t->ctx, blocks[i], bytes));
+        TRY(t->ctx->ops->fill(t->ctx, *blocks[i], 0, bytes));
+    }
+    return HT_OK;
+}
+
+ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_desc *desc) {
+    CHECK(model ? model->ctx : NULL, out, HT_INVALID, "ht_trainer_create: out is NULL");
+    *out = NULL;
+    CHECK(NULL, model, HT_INVALID, "ht_trainer_create: model is NULL");
+    ht_context *ctx = model->ctx;
+    CHECK(ctx, !desc || desc->size >= sizeof *desc, HT_INVALID,
+          "ht_trainer_desc.size is too small; start from HT_TRAINER_DESC_INIT");
+    ht_config config = desc && desc->config ? *desc->config : model->config;
+    TRY(hti_config_resolve(ctx, &config));
+    ht_trainer *t = hti_host_alloc(ctx, sizeof *t);
+    CHECK(ctx, t, HT_NOMEM, "out of memory: %zu bytes for a trainer", sizeof *t);
+    memset(t, 0, sizeof *t);
+    t->model = model;
+    t->ctx = ctx;
+    t->config = config;
+    ht_status status = desc && desc->inference ? HT_OK : allocate(t);
+    if (status == HT_OK) status = hti_net_create(&t->net, model, &config, t->grads);
+    if (status != HT_OK) {
+        ht_trainer_destroy(t);
+        return status;
+    }
+    *out = t;
+    return HT_OK;
+}
+
+void ht_trainer_destroy(ht_trainer *t) {
+    if (!t) return;
+    void *blocks[] = {t->grads, t->m, t->v};
+    for (int i = 0; i < 2; i++)
+        if (t->graph[i]) t->ctx->ops->graph_release(t->ctx, t->graph[i]);
+    hti_net_destroy(&t->net);
+    for (int i = 0; i < 3; i++)
+        if (blocks[i]) t->ctx->ops->release(t->ctx, blocks[i]);
+    hti_host_free(t->ctx, t);
+}
+
+int64_t ht_trainer_steps(const ht_trainer *t) { return t->step; }
+
+size_t ht_trainer_bytes(const ht_trainer *t) {
+    size_t arena = (size_t)t->model->params.total * hti_wide_bytes(t->model->dtype);
+    return t->net.bytes + (t->grads ? 3 * arena : 0);
+}
+
+/* ---- numbers that cross the wall ---- */
+
+static ht_status send(ht_trainer *t, double loss_scale, double rate) {
+    hti_step s = {.in = {.offset = (uint32_t)t->micro, .loss_scale = loss_scale, .rate = rate}};
+    double n = (double)(t->applied + 1);
+    s.in.correction1 = 1 - pow(t->config.beta1, n);
+    s.in.correction2 = 1 - pow(t->config.beta2, n);
+    t->net.rows.offset = s.in.offset;
+    t->net.rows.seed = (uint64_t)t->config.seed + 0x5EEDu;
+    return t->ctx->ops->copy_in(t->ctx, &t->net.step->in, &s.in, sizeof s.in);
+}
+
+static ht_status clear_out(ht_trainer *t) {
+    return t->ctx->ops->fill(t->ctx, &t->net.step->out, 0, sizeof t->net.step->out);
+}
+
+static ht_status receive(ht_trainer *t, ht_report *r, int64_t tokens) {
+    hti_step s;
+    TRY(t->ctx->ops->copy_out(t->ctx, &s, t->net.step, sizeof s));
+    if (!r) return HT_OK;
+    CHECK(t->ctx, r->size >= sizeof *r, HT_INVALID, "ht_report.size is too small; start from HT_REPORT_INIT");
+    *r = (ht_report){.size = r->size, .targets = (int64_t)s.out.targets, .correct = (int64_t)s.out.correct,
+                     .tokens = tokens, .rate = s.in.rate, .gradient_norm = sqrt(s.out.square),
+                     .applied = s.out.applied != 0};
+    r->loss = s.out.targets > 0 ? s.out.loss / s.out.targets : 0;
+    r->accuracy = s.out.targets > 0 ? s.out.correct / s.out.targets : 0;
+    return HT_OK;
+}
+
+/* ---- a step ---- */
+
+static ht_status run_micro(ht_trainer *t) {
+    TRY(hti_net_forward(&t->net, 1));
+    return hti_net_backward(&t->net, t->grads);
+}
+
+static ht_status run_update(ht_trainer *t) {
+    const hti_params *p = &t->model->params;
+    const hti_ops *ops = t->ctx->ops;
+    const ht_config *c = &t->config;
+    ht_dtype dtype = t->model->dtype;
+    TRY(ops->square(t->ctx, dtype, t->net.step, t->grads, p->total));
+    for (int part = 0; part < 2; part++) {
+        int64_t from = part ? p->decaying : 0, to = part ? p->total : p->decaying;
+        if (from == to) continue;
+        hti_adamw_call a = {.dtype = dtype, .count = to - from, .p = hti_wide(t->model->p, dtype, from),
+                            .m = hti_wide(t->m, dtype, from), .v = hti_wide(t->v, dtype, from),
+                            .g = hti_wide(t->grads, dtype, from), .step = t->net.step, .beta1 = c->beta1,
+                            .beta2 = c->beta2, .epsilon = c->adam_epsilon,
+                            .decay = part ? 0 : c->weight_decay, .clip = c->clip};
+        if (t->model->w != t->model->p) a.w = hti_weight(t->model, from);
+        TRY(ops->adamw(t->ctx, &a));
+    }
+    return HT_OK;
+}
+
+/* Runs a part of the step: directly, or recorded once and then replayed where the device can. */
+static ht_status run(ht_trainer *t, void **graph, ht_status (*part)(ht_trainer *)) {
+    const hti_ops *ops = t->ctx->ops;
+    if (!ops->capture_begin || !t->net.fixed) return part(t);
+    if (!*graph) {
+        TRY(ops->capture_begin(t->ctx));
+        ht_status status = part(t), ended = ops->capture_end(t->ctx, graph);
+        if (status != HT_OK) return status;
+        if (ended != HT_OK) return ended;
+    }
+    return ops->graph_launch(t->ctx, *graph);
+}
+
+static ht_status need_gradients(const ht_trainer *t) {
+    CHECK(t->ctx, t->grads, HT_INVALID, "this trainer was made for inference; it has no gradients");
+    return HT_OK;
+}
+
+ht_status ht_trainer_clear_gradient(ht_trainer *t) {
+    TRY(need_gradients(t));
+    return t->ctx->ops->fill(t->ctx, t->grads, 0,
+                             (size_t)t->model->params.total * hti_wide_bytes(t->model->dtype));
+}
+
+ht_status ht_trainer_step(ht_trainer *t, const ht_batch *batches, int64_t count, ht_report *out) {
+    TRY(ht_trainer_clear_gradient(t));
+    CHECK(t->ctx, batches && count >= 1, HT_INVALID, "a step needs at least one batch, got %lld", (long long)count);
+    TRY(clear_out(t));
+    double rate = hti_rate(&t->config, t->step);
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < count; i++) {
+        TRY(hti_net_load(&t->net, &batches[i]));
+        int64_t targets = t->net.batch_targets;
+        CHECK(t->ctx, targets > 0, HT_INVALID, "batch %lld has no targets to learn from", (long long)i);
+        TRY(send(t, 1 / ((double)targets * (double)count), rate));
+        TRY(run(t, &t->graph[0], run_micro));
+        tokens += t->net.batch_tokens;
+        t->micro++;
+    }
+    TRY(run(t, &t->graph[1], run_update));
+    ht_report r = HT_REPORT_INIT;
+    TRY(receive(t, &r, tokens));
+    t->step++;
+    t->applied += r.applied;
+    if (out) {
+        CHECK(t->ctx, out->size >= sizeof *out, HT_INVALID, "ht_report.size is too small; start from HT_REPORT_INIT");
+        *out = r;
+    }
+    return HT_OK;
+}
+
+/* ---- without an update ---- */
+
+ht_status ht_trainer_gradient(ht_trainer *t, const ht_batch *batch, ht_report *out) {
+    TRY(need_gradients(t));
+    TRY(clear_out(t));
+    TRY(hti_net_load(&t->net, batch));
+    CHECK(t->ctx, t->net.batch_targets > 0, HT_INVALID, "the batch has no targets to learn from");
+    TRY(send(t, 1 / (double)t->net.batch_targets, 0));
+    TRY(run_micro(t));
+    TRY(t->ctx->ops->square(t->ctx, t->model->dtype, t->net.step, t->grads, t->model->params.total));
+    return receive(t, out, t->net.batch_tokens);
+}
+
+ht_status ht_trainer_read_gradient(const ht_trainer *t, int64_t index, double *out) {
+    TRY(need_gradients(t));
+    CHECK(t->ctx, index >= 0 && index < t->model->params.tensors, HT_INVALID,
+          "tensor index must be 0 to %lld, got %lld", (long long)t->model->params.tensors - 1, (long long)index);
+    const hti_param *p = &t->model->params.list[index];
+    return hti_tensor_read(t->ctx, out, t->grads, t->model->dtype, p->offset, p->count);
+}
+
+ht_status ht_trainer_evaluate(ht_trainer *t, const ht_batch *batch, ht_report *out) {
+    TRY(clear_out(t));
+    TRY(hti_net_load(&t->net, batch));
+    TRY(send(t, 1, 0));
+    TRY(hti_net_forward(&t->net, 0));
+    TRY(hti_net_loss(&t->net));
+    return receive(t, out, t->net.batch_tokens);
+}
+
+/* Rows of the device's logits (dtype of the model) as float. */
+static ht_status read_logits(ht_trainer *t, float *out, int64_t count) {
+    hti_net *n = &t->net;
+    if (t->model->dtype == HT_F32)
+        return t->ctx->ops->copy_out(t->ctx, out, n->logits, sizeof *out * (size_t)count);
+    if (t->model->dtype == HT_F64) {
+        for (int64_t i = 0; i < count; i++) {
+            double x;
+            TRY(hti_tensor_read(t->ctx, &x, n->logits, HT_F64, i, 1));
+            out[i] = (float)x;
+        }
+        return HT_OK;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t half;
+        TRY(t->ctx->ops->copy_out(t->ctx, &half, (uint16_t *)n->logits + i, sizeof half));
+        uint32_t bits = (uint32_t)half << 16;
+        memcpy(&out[i], &bits, sizeof bits);
+    }
+    return HT_OK;
+}
+
+/* Losses of a batch's tokens: rows of the sequences, without padding. */
+static ht_status read_losses(ht_trainer *t, float *out) {
+    hti_net *n = &t->net;
+    for (int64_t i = 0, at = 0; i < n->rows.sequences; i++) {
+        for (int64_t k = 0; k < n->count_host[i]; k++) {
+            double x;
+            TRY(hti_tensor_read(t->ctx, &x, n->row_loss, t->model->dtype, n->start_host[i] + k, 1));
+            out[at++] = (float)x;
+        }
+    }
+    return HT_OK;
+}
+
+ht_status ht_trainer_predict(ht_trainer *t, const ht_batch *batch, float *out) {
+    CHECK(t->ctx, out, HT_INVALID, "ht_trainer_predict: out is NULL");
+    int language = t->config.task == HT_TASK_LANGUAGE;
+    TRY(clear_out(t));
+    TRY(hti_net_load(&t->net, batch));
+    TRY(send(t, 1, 0));
+    TRY(hti_net_forward(&t->net, 0));
+    if (language) {
+        CHECK(t->ctx, batch->targets, HT_INVALID, "a language model's losses need targets");
+        TRY(hti_net_loss(&t->net));
+        return read_losses(t, out);
+    }
+    TRY(hti_net_logits(&t->net));
+    return read_logits(t, out, t->net.batch_items * t->model->config.classes);
+}

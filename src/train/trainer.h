@@ -1,0 +1,24 @@
+/*
+ * The trainer's inside: everything that training changes besides the weights.
+ */
+#ifndef HTI_TRAINER_H
+#define HTI_TRAINER_H
+
+#include "model/net.h"
+
+struct ht_trainer {
+    ht_model *model;
+    ht_context *ctx;
+    ht_config config;
+    hti_net net;
+    void *grads, *m, *v; /* device, wide, laid out as the parameters; NULL in inference */
+    int64_t step;        /* calls of ht_trainer_step so far */
+    int64_t applied;     /* updates that were made */
+    int64_t micro;       /* micro-batches so far: the offset of every dropout mask */
+    void *graph[2];      /* captured micro-batch and update, where the device can */
+};
+
+/* The learning rate of step s = 0, 1, ... */
+double hti_rate(const ht_config *c, int64_t s);
+
+#endif

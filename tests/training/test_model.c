@@ -1,0 +1,264 @@
+/*
+ * Models: parameter counts, and the gradient of every parameter of every kind of model against differences of
+ * the loss, in double on the reference kernels.
+ */
+#include "training.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static ht_context *ref; /* "cpu:ref" */
+
+static int open_ref(void **state) {
+    (void)state;
+    ht_context_desc desc = HT_CONTEXT_DESC_INIT;
+    desc.device = "cpu:ref";
+    return ht_context_create(&ref, &desc) != HT_OK;
+}
+
+static int close_ref(void **state) {
+    (void)state;
+    ht_context_destroy(ref);
+    return 0;
+}
+
+/* ---- how many parameters ---- */
+
+static void counts(void **state) {
+    static const struct {
+        const char *preset;
+        int64_t least, most;
+    } want[] = {
+        {"listops", 8948746, 8948746}, {"text", 3486722, 3486722},   {"retrieval", 1087618, 1087618},
+        {"image", 248458, 248458},     {"pathfinder", 26530, 26530}, {"path-x", 537954, 537954},
+        {"lm-53m", 52500000, 53500000}, {"lm-144m", 142500000, 144500000},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        ht_config config = HT_CONFIG_INIT;
+        ht_model *model;
+        OK(ref, ht_config_preset(ref, &config, want[i].preset));
+        OK(ref, ht_model_create(&model, ref, &config));
+        int64_t n = ht_model_parameters(model), sum = 0;
+        for (int64_t k = 0; k < ht_model_tensors(model); k++) {
+            ht_tensor_info info = HT_TENSOR_INFO_INIT;
+            OK(ref, ht_model_tensor(model, k, &info));
+            sum += info.count;
+        }
+        ht_model_destroy(model);
+        if (n < want[i].least || n > want[i].most || n != sum) {
+            print_error("%s has %lld parameters (%lld in its tensors)\n", want[i].preset, (long long)n,
+                        (long long)sum);
+            fail();
+        }
+    }
+}
+
+/* ---- gradients ---- */
+
+/* Every test model starts from this, then changes something. */
+#define SMALL "\"dtype\":\"f64\",\"layers\":2,\"width\":12,\"heads\":2,\"hidden\":10,\"vocab\":7,\"classes\":3," \
+    "\"length\":21,\"block\":4,\"batch\":3,\"head_hidden\":8,\"embed_std\":0.7,"
+#define PAIRS SMALL "\"task\":\"pairs\",\"pool\":\"first\","
+#define LANGUAGE SMALL "\"task\":\"language\","
+#define DROP "\"dropout\":0.2,\"attention_dropout\":0.15,"
+
+static const char *const models[] = {
+    "{" SMALL "\"pool\":\"cls\"}",
+    "{" SMALL DROP "\"pool\":\"cls\"}",
+    "{" SMALL "\"pool\":\"mean\",\"attention\":\"full\"}",
+    "{" SMALL "\"pool\":\"mean_all\",\"attention\":\"local\",\"head_hidden\":0}",
+    "{" SMALL "\"pool\":\"first\",\"query\":\"first\",\"inner\":8,\"projection_bias\":1}",
+    "{" SMALL "\"pool\":\"mean\",\"query\":\"fine\",\"kv_heads\":1}",
+    "{" SMALL "\"sinusoidal\":0}",
+    "{" SMALL "\"sinusoidal\":0,\"learned\":1}",
+    "{" SMALL "\"sinusoidal\":0,\"rotary\":\"all\"}",
+    "{" SMALL "\"sinusoidal\":0,\"rotary\":\"level0\"}",
+    "{" SMALL "\"sinusoidal\":0,\"relative_bias\":1}",
+    "{" SMALL DROP "\"learned\":1,\"rotary\":\"all\",\"relative_bias\":1,\"kv_heads\":1,\"projection_bias\":1}",
+    "{" SMALL DROP "\"recompute\":1}",
+    "{" SMALL DROP "\"pad\":1,\"pool\":\"mean\"}",
+    "{" SMALL "\"layers\":1,\"mask_zero\":0}",
+    "{" PAIRS "\"query\":\"mean\"}",
+    "{" PAIRS DROP "\"pool\":\"mean\",\"attention\":\"full\",\"learned\":1}",
+    "{" PAIRS "\"pool\":\"mean_all\",\"head_hidden\":0,\"pad\":1}",
+    "{" LANGUAGE "\"query\":\"first\"}",
+    "{" LANGUAGE DROP "\"query\":\"fine\",\"tied\":1,\"relative_bias\":1}",
+    "{" LANGUAGE "\"attention\":\"full\",\"rotary\":\"all\",\"learned\":1,\"recompute\":1}",
+    "{" LANGUAGE "\"attention\":\"local\",\"rotary\":\"level0\",\"tied\":1,\"sinusoidal\":0,\"pad\":1}",
+    "{" LANGUAGE "\"sinusoidal\":0,\"kv_heads\":1,\"projection_bias\":1}",
+};
+enum { MODELS = sizeof models / sizeof *models };
+
+typedef struct setup {
+    ht_config config;
+    ht_model *model;
+    ht_trainer *trainer;
+    random_batch batch;
+} setup;
+
+/* Weights of zero hide mistakes: everything gets some noise. */
+static void shake(ht_model *model) {
+    uint32_t state = 99;
+    for (int64_t i = 0; i < ht_model_tensors(model); i++) {
+        ht_tensor_info info = HT_TENSOR_INFO_INIT;
+        OK(ref, ht_model_tensor(model, i, &info));
+        double *x = malloc(sizeof *x * (size_t)info.count);
+        OK(ref, ht_model_read(model, i, x));
+        for (int64_t k = 0; k < info.count; k++) x[k] += 0.3 * (training_random(&state) - 0.5);
+        OK(ref, ht_model_write(model, i, x));
+        free(x);
+    }
+}
+
+static setup *make(const char *json) {
+    setup *s = calloc(1, sizeof *s);
+    s->config = training_config(ref, json);
+    OK(ref, ht_model_create(&s->model, ref, &s->config));
+    OK(ref, ht_trainer_create(&s->trainer, s->model, NULL));
+    training_batch(&s->batch, &s->config, 7);
+    shake(s->model);
+    return s;
+}
+
+static void drop(setup *s) {
+    ht_trainer_destroy(s->trainer);
+    ht_model_destroy(s->model);
+    free(s);
+}
+
+/* The loss with the dropout masks that the gradient had. */
+static double loss_of(setup *s) {
+    ht_report r = HT_REPORT_INIT;
+    OK(ref, ht_trainer_gradient(s->trainer, &s->batch.batch, &r));
+    return r.loss;
+}
+
+/* Four-point difference of the loss along one direction of one tensor. */
+static double difference(setup *s, int64_t index, const double *at, const double *direction, int64_t count) {
+    double step = 1e-4, sum = 0, *moved = malloc(sizeof *moved * (size_t)count);
+    static const double where[4] = {-2, -1, 1, 2}, weight[4] = {1, -8, 8, -1};
+    for (int i = 0; i < 4; i++) {
+        for (int64_t k = 0; k < count; k++) moved[k] = at[k] + where[i] * step * direction[k];
+        OK(ref, ht_model_write(s->model, index, moved));
+        sum += weight[i] * loss_of(s);
+    }
+    OK(ref, ht_model_write(s->model, index, at));
+    free(moved);
+    return sum / (12 * step);
+}
+
+/* In two random directions: the error of the difference is about step^4 and eps / step, both near 1e-12. */
+static void check_tensor(setup *s, const char *json, int64_t index, const double *grad) {
+    ht_tensor_info info = HT_TENSOR_INFO_INIT;
+    OK(ref, ht_model_tensor(s->model, index, &info));
+    double *at = malloc(sizeof *at * (size_t)info.count), *way = malloc(sizeof *way * (size_t)info.count);
+    OK(ref, ht_model_read(s->model, index, at));
+    uint32_t state = (uint32_t)index + 5;
+    for (int turn = 0; turn < 2; turn++) {
+        double want = 0, size = 0;
+        for (int64_t k = 0; k < info.count; k++) {
+            way[k] = 2 * training_random(&state) - 1;
+            want += grad[k] * way[k];
+            size += fabs(grad[k] * way[k]);
+        }
+        double got = difference(s, index, at, way, info.count);
+        if (!(fabs(got - want) <= 1e-7 * size + 1e-10)) {
+            print_error("%s: d loss / d %s is %.12g, differences say %.12g\n", json, info.name, want, got);
+            fail();
+        }
+    }
+    free(at);
+    free(way);
+}
+
+static void gradients(void **state) {
+    const char *json = *state;
+    setup *s = make(json);
+    int64_t tensors = ht_model_tensors(s->model);
+    double **grad = calloc((size_t)tensors, sizeof *grad), largest = 0;
+    OK(ref, ht_trainer_gradient(s->trainer, &s->batch.batch, NULL));
+    for (int64_t i = 0; i < tensors; i++) {
+        ht_tensor_info info = HT_TENSOR_INFO_INIT;
+        OK(ref, ht_model_tensor(s->model, i, &info));
+        grad[i] = malloc(sizeof **grad * (size_t)info.count);
+        OK(ref, ht_trainer_read_gradient(s->trainer, i, grad[i]));
+        for (int64_t k = 0; k < info.count; k++) largest = fmax(largest, fabs(grad[i][k]));
+    }
+    assert_true(largest > 1e-3); /* a gradient of nothing would pass everything */
+    for (int64_t i = 0; i < tensors; i++) check_tensor(s, json, i, grad[i]);
+    for (int64_t i = 0; i < tensors; i++) free(grad[i]);
+    free(grad);
+    drop(s);
+}
+
+/* Backward adds: a second run on the first one's result doubles everything. */
+static void adds(void **state) {
+    const char *json = *state;
+    setup *s = make(json);
+    int64_t tensors = ht_model_tensors(s->model);
+    double **first = calloc((size_t)tensors, sizeof *first), second[4096];
+    for (int run = 0; run < 2; run++) {
+        OK(ref, ht_trainer_gradient(s->trainer, &s->batch.batch, NULL));
+        for (int64_t i = 0; i < tensors; i++) {
+            ht_tensor_info info = HT_TENSOR_INFO_INIT;
+            OK(ref, ht_model_tensor(s->model, i, &info));
+            assert_true(info.count <= 4096);
+            if (run == 0) first[i] = malloc(sizeof second);
+            OK(ref, ht_trainer_read_gradient(s->trainer, i, run ? second : first[i]));
+            for (int64_t k = 0; k < info.count && run; k++)
+                if (!(fabs(second[k] - 2 * first[i][k]) <= 1e-12 * (1 + fabs(first[i][k])))) {
+                    print_error("%s: %s[%lld] went from %.17g to %.17g\n", json, info.name, (long long)k,
+                                first[i][k], second[k]);
+                    fail();
+                }
+        }
+    }
+    for (int64_t i = 0; i < tensors; i++) free(first[i]);
+    free(first);
+    drop(s);
+}
+
+/* Padded or packed, recomputed or kept: the same loss and the same gradients. */
+static void same_either_way(void **state) {
+    static const char *const keys[] = {"pad", "recompute"};
+    const char *json = *state;
+    for (int way = 0; way < 2; way++) {
+        double norm[2], loss[2];
+        for (int on = 0; on < 2; on++) {
+            char text[1024];
+            /* a mask drawn by row differs when rows move: no dropout where padding changes */
+            snprintf(text, sizeof text, "%.*s,\"%s\":%d%s}", (int)strlen(json) - 1, json, keys[way], on,
+                     way ? "" : ",\"dropout\":0,\"attention_dropout\":0");
+            setup *s = make(text);
+            ht_report r = HT_REPORT_INIT;
+            OK(ref, ht_trainer_gradient(s->trainer, &s->batch.batch, &r));
+            norm[on] = r.gradient_norm;
+            loss[on] = r.loss;
+            drop(s);
+        }
+        assert_true(fabs(norm[0] - norm[1]) <= 1e-11 * norm[0]);
+        assert_true(fabs(loss[0] - loss[1]) <= 1e-12);
+    }
+}
+
+int main(void) {
+    enum { MOST = 3 * MODELS + 8 };
+    static char names[MOST][32];
+    struct CMUnitTest tests[MOST];
+    int n = 0;
+    tests[n++] = (struct CMUnitTest){"counts", counts, NULL, NULL, NULL};
+    for (int i = 0; i < MODELS; i++) {
+        static const struct {
+            const char *name;
+            CMUnitTestFunction run;
+        } kinds[] = {{"gradients", gradients}, {"adds", adds}, {"same_either_way", same_either_way}};
+        for (int k = 0; k < 3; k++, n++) {
+            snprintf(names[n], sizeof names[n], "%s %d", kinds[k].name, i);
+            tests[n] = (struct CMUnitTest){names[n], kinds[k].run, NULL, NULL, (void *)(uintptr_t)models[i]};
+        }
+    }
+    return _cmocka_run_group_tests("model", tests, (size_t)n, open_ref, close_ref);
+}

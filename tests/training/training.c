@@ -1,0 +1,58 @@
+/*
+ * Helpers of the training tests.
+ */
+#include "training.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void training_ok(ht_context *ctx, ht_status status, const char *what, const char *file, int line) {
+    if (status == HT_OK) return;
+    print_error("%s:%d: %s gave %s: %s\n", file, line, what, ht_status_name(status), ht_context_error(ctx));
+    fail();
+}
+
+void training_refused(ht_context *ctx, ht_status got, ht_status want, const char *words, const char *what) {
+    const char *said = ht_context_error(ctx);
+    if (got == want && strstr(said, words)) return;
+    print_error("%s gave %s (\"%s\"), should be %s with \"%s\"\n", what, ht_status_name(got), said,
+                ht_status_name(want), words);
+    fail();
+}
+
+ht_config training_config(ht_context *ctx, const char *json) {
+    ht_config config = HT_CONFIG_INIT;
+    OK(ctx, ht_config_preset(ctx, &config, NULL));
+    OK(ctx, ht_config_read_json(ctx, &config, json));
+    return config;
+}
+
+double training_random(uint32_t *state) {
+    *state = *state * 1664525u + 1013904223u;
+    return (double)(*state >> 8) / 16777216.0;
+}
+
+void training_batch(random_batch *out, const ht_config *c, uint32_t seed) {
+    int language = c->task == HT_TASK_LANGUAGE, pairs = c->task == HT_TASK_PAIRS;
+    uint32_t state = seed * 2654435761u + 12345u;
+    int64_t sequences = c->batch * (pairs ? 2 : 1), at = 0;
+    out->cu_seqlens[0] = 0;
+    for (int64_t i = 0; i < sequences; i++) {
+        int64_t length = 1 + (int64_t)(training_random(&state) * (double)c->length);
+        for (int64_t k = 0; k < length; k++, at++) {
+            int zero = training_random(&state) < 0.1; /* some tokens are masked out */
+            out->tokens[at] = zero ? 0 : 1 + (int32_t)(training_random(&state) * (double)(c->vocab - 1));
+            if (language)
+                out->targets[at] = zero ? -1 : (int32_t)(training_random(&state) * (double)c->vocab);
+        }
+        out->cu_seqlens[i + 1] = (int32_t)at;
+    }
+    for (int64_t i = 0; i < c->batch && !language; i++)
+        out->targets[i] = (int32_t)(training_random(&state) * (double)c->classes);
+    if (language) out->targets[0] = 1; /* at least one counts */
+    out->batch = (ht_batch)HT_BATCH_INIT;
+    out->batch.sequences = sequences;
+    out->batch.tokens = out->tokens;
+    out->batch.cu_seqlens = out->cu_seqlens;
+    out->batch.targets = out->targets;
+}

@@ -1,0 +1,36 @@
+/*
+ * What the tests of models share: small configurations, random batches.
+ */
+#ifndef TRAINING_H
+#define TRAINING_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <htransformer.h>
+
+/* Fails the test with the context's sentence unless the status is HT_OK. */
+#define OK(ctx, call) training_ok((ctx), (call), #call, __FILE__, __LINE__)
+void training_ok(ht_context *ctx, ht_status status, const char *what, const char *file, int line);
+
+/* Fails unless the call gives this status and a sentence that holds `words`. */
+#define REFUSED(ctx, call, status, words) training_refused((ctx), (call), (status), (words), #call)
+void training_refused(ht_context *ctx, ht_status got, ht_status want, const char *words, const char *what);
+
+/* Defaults, then the keys of a JSON object. */
+ht_config training_config(ht_context *ctx, const char *json);
+
+/* A batch of random tokens and targets that fits the configuration; lengths differ. */
+typedef struct random_batch {
+    ht_batch batch;
+    int32_t tokens[4096], cu_seqlens[65], targets[4096];
+} random_batch;
+void training_batch(random_batch *out, const ht_config *config, uint32_t seed);
+
+/* A small generator for tests: uniform in [0, 1). */
+double training_random(uint32_t *state);
+
+#endif
