@@ -54,7 +54,7 @@ static ht_status fill_first(ht_model *m) {
     return status;
 }
 
-static ht_status allocate(ht_model *m) {
+static ht_status allocate(ht_model *m, int first) {
     ht_context *ctx = m->ctx;
     size_t wide = (size_t)m->params.total * hti_wide_bytes(m->dtype);
     TRY(ctx->ops->alloc(ctx, &m->p, wide));
@@ -62,11 +62,15 @@ static ht_status allocate(ht_model *m) {
     m->w = m->p;
     if (hti_bytes(m->dtype) != hti_wide_bytes(m->dtype))
         TRY(ctx->ops->alloc(ctx, &m->w, (size_t)m->params.total * hti_bytes(m->dtype)));
-    TRY(fill_first(m));
+    if (first) TRY(fill_first(m));
     return hti_model_round(m);
 }
 
 ht_status ht_model_create(ht_model **out, ht_context *ctx, const ht_config *config) {
+    return hti_model_make(out, ctx, config, 1);
+}
+
+ht_status hti_model_make(ht_model **out, ht_context *ctx, const ht_config *config, int first) {
     CHECK(ctx, out, HT_INVALID, "ht_model_create: out is NULL");
     *out = NULL;
     CHECK(NULL, ctx, HT_INVALID, "ht_model_create: ctx is NULL");
@@ -80,7 +84,7 @@ ht_status ht_model_create(ht_model **out, ht_context *ctx, const ht_config *conf
     CHECK(ctx, m, HT_NOMEM, "out of memory: %zu bytes for a model", sizeof *m);
     *m = (ht_model){.ctx = ctx, .config = c, .dtype = (ht_dtype)c.dtype};
     ht_status status = hti_params_make(&m->params, ctx, &m->config);
-    if (status == HT_OK) status = allocate(m);
+    if (status == HT_OK) status = allocate(m, first);
     if (status != HT_OK) {
         ht_model_destroy(m);
         return status;

@@ -16,6 +16,9 @@ struct ht_model {
     void *w; /* device, dtype: what the kernels read; p itself where dtype is wide */
 };
 
+/* As ht_model_create; first 0: all weights are zero, somebody else fills them. */
+ht_status hti_model_make(ht_model **out, ht_context *ctx, const ht_config *config, int first);
+
 /* Tells the kernels' copy about new values of p. */
 ht_status hti_model_round(ht_model *model);
 

@@ -144,31 +144,40 @@ ht_status ht_trainer_clear_gradient(ht_trainer *t) {
                              (size_t)t->model->params.total * hti_wide_bytes(t->model->dtype));
 }
 
-ht_status ht_trainer_step(ht_trainer *t, const ht_batch *batches, int64_t count, ht_report *out) {
+ht_status hti_step_begin(ht_trainer *t) {
     TRY(ht_trainer_clear_gradient(t));
-    CHECK(t->ctx, batches && count >= 1, HT_INVALID, "a step needs at least one batch, got %lld", (long long)count);
-    TRY(clear_out(t));
-    double rate = hti_rate(&t->config, t->step);
-    int64_t tokens = 0;
-    for (int64_t i = 0; i < count; i++) {
-        TRY(hti_net_load(&t->net, &batches[i]));
-        int64_t targets = t->net.batch_targets;
-        CHECK(t->ctx, targets > 0, HT_INVALID, "batch %lld has no targets to learn from", (long long)i);
-        TRY(send(t, 1 / ((double)targets * (double)count), rate));
-        TRY(run(t, &t->graph[0], run_micro));
-        tokens += t->net.batch_tokens;
-        t->micro++;
-    }
-    TRY(run(t, &t->graph[1], run_update));
+    t->tokens = 0;
+    return clear_out(t);
+}
+
+ht_status hti_step_add(ht_trainer *t, const ht_batch *batch, int64_t count) {
+    TRY(hti_net_load(&t->net, batch));
+    int64_t targets = t->net.batch_targets;
+    CHECK(t->ctx, targets > 0, HT_INVALID, "the batch has no targets to learn from");
+    TRY(send(t, 1 / ((double)targets * (double)count), hti_rate(&t->config, t->step)));
+    TRY(run(t, &t->graph[0], run_micro));
+    t->tokens += t->net.batch_tokens;
+    t->micro++;
+    return HT_OK;
+}
+
+ht_status hti_step_end(ht_trainer *t, ht_report *out) {
     ht_report r = HT_REPORT_INIT;
-    TRY(receive(t, &r, tokens));
+    CHECK(t->ctx, !out || out->size >= sizeof *out, HT_INVALID,
+          "ht_report.size is too small; start from HT_REPORT_INIT");
+    TRY(run(t, &t->graph[1], run_update));
+    TRY(receive(t, &r, t->tokens));
     t->step++;
     t->applied += r.applied;
-    if (out) {
-        CHECK(t->ctx, out->size >= sizeof *out, HT_INVALID, "ht_report.size is too small; start from HT_REPORT_INIT");
-        *out = r;
-    }
+    if (out) *out = r;
     return HT_OK;
+}
+
+ht_status ht_trainer_step(ht_trainer *t, const ht_batch *batches, int64_t count, ht_report *out) {
+    CHECK(t->ctx, batches && count >= 1, HT_INVALID, "a step needs at least one batch, got %lld", (long long)count);
+    TRY(hti_step_begin(t));
+    for (int64_t i = 0; i < count; i++) TRY(hti_step_add(t, &batches[i], count));
+    return hti_step_end(t, out);
 }
 
 /* ---- without an update ---- */

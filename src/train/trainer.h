@@ -15,8 +15,16 @@ struct ht_trainer {
     int64_t step;        /* calls of ht_trainer_step so far */
     int64_t applied;     /* updates that were made */
     int64_t micro;       /* micro-batches so far: the offset of every dropout mask */
+    int64_t tokens;      /* of the step at work */
+    double best;         /* score of the best evaluation so far (run.c); valid if has_best */
+    int has_best;
     void *graph[2];      /* captured micro-batch and update, where the device can */
 };
+
+/* One update in pieces, for batches that do not lie in memory together: begin, add `count` times, end. */
+ht_status hti_step_begin(ht_trainer *t);
+ht_status hti_step_add(ht_trainer *t, const ht_batch *batch, int64_t count);
+ht_status hti_step_end(ht_trainer *t, ht_report *out);
 
 /* The learning rate of step s = 0, 1, ... */
 double hti_rate(const ht_config *c, int64_t s);

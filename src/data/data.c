@@ -1,0 +1,228 @@
+/*
+ * Data as an object: open, batches in order, batches drawn from the shuffled endless stream.
+ */
+#include "data/data.h"
+
+#include <string.h>
+
+#include "core/philox.h"
+
+static const uint16_t *tokens_of(const ht_data *d) { return (const uint16_t *)(const void *)d->tokens.data; }
+static const int64_t *starts_of(const ht_data *d) { return (const int64_t *)(const void *)d->starts.data; }
+static const int32_t *labels_of(const ht_data *d) { return (const int32_t *)(const void *)d->labels.data; }
+static int per_item(const ht_data *d) { return d->config.task == HT_TASK_PAIRS ? 2 : 1; }
+
+/* ---- filling ---- */
+
+static int64_t cut_to(ht_data *d, int64_t count) {
+    if (count > d->longest) d->longest = count;
+    if (count <= d->config.length) return count;
+    d->cut++;
+    return d->config.length;
+}
+
+static ht_status end_sequence(ht_data *d) {
+    int64_t end = (int64_t)(d->tokens.used / sizeof(uint16_t));
+    return hti_buffer_add(&d->starts, &end, sizeof end);
+}
+
+ht_status hti_data_add_ids(ht_data *d, const uint16_t *ids, int64_t count) {
+    CHECK(d->ctx, count > 0, HT_FORMAT, "the text is empty");
+    count = cut_to(d, count);
+    TRY(hti_buffer_add(&d->tokens, ids, sizeof *ids * (size_t)count));
+    return end_sequence(d);
+}
+
+ht_status hti_data_add_bytes(ht_data *d, const char *text, size_t bytes) {
+    int64_t count = cut_to(d, (int64_t)bytes);
+    TRY(hti_buffer_need(&d->tokens, sizeof(uint16_t) * (size_t)count));
+    uint16_t *to = (uint16_t *)(void *)(d->tokens.data + d->tokens.used);
+    for (int64_t i = 0; i < count; i++) to[i] = (uint16_t)((unsigned char)text[i] + 1);
+    d->tokens.used += sizeof *to * (size_t)count;
+    return end_sequence(d);
+}
+
+ht_status hti_data_add_label(ht_data *d, int32_t label) {
+    d->items++;
+    return hti_buffer_add(&d->labels, &label, sizeof label);
+}
+
+/* ---- open and close ---- */
+
+static ht_status fill(ht_data *d, const ht_data_desc *desc) {
+    int64_t zero = 0;
+    const ht_config *c = &d->config;
+    d->tokens.ctx = d->starts.ctx = d->labels.ctx = d->ctx;
+    TRY(hti_buffer_add(&d->starts, &zero, sizeof zero));
+    if (c->data == HT_DATA_TEXT) TRY(hti_text_read(d, desc));
+    else if (c->data == HT_DATA_LISTOPS && !desc->path) TRY(hti_listops_make(d, desc));
+    else TRY(hti_tsv_read(d, desc));
+    CHECK(d->ctx, d->items > 0, HT_INVALID, "%s has no items%s", desc->path ? desc->path : "the data",
+          desc->holdout > 0 ? " in this part; hold out a larger or smaller share" : "");
+    return HT_OK;
+}
+
+static ht_status allocate(ht_data *d) {
+    size_t sequences = (size_t)(d->config.batch * per_item(d)), tokens = sequences * (size_t)d->config.length;
+    d->order = hti_host_alloc(d->ctx, sizeof *d->order * (size_t)d->items);
+    d->batch_tokens = hti_host_alloc(d->ctx, sizeof *d->batch_tokens * tokens);
+    d->batch_targets = hti_host_alloc(d->ctx, sizeof *d->batch_targets * tokens);
+    d->batch_starts = hti_host_alloc(d->ctx, sizeof *d->batch_starts * (sequences + 1));
+    CHECK(d->ctx, d->order && d->batch_tokens && d->batch_targets && d->batch_starts, HT_NOMEM,
+          "out of memory: a batch of %zu tokens", tokens);
+    return HT_OK;
+}
+
+ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *desc) {
+    CHECK(ctx, out, HT_INVALID, "ht_data_open: out is NULL");
+    *out = NULL;
+    CHECK(ctx, desc && desc->size >= sizeof *desc, HT_INVALID,
+          "ht_data_desc.size is too small; start from HT_DATA_DESC_INIT");
+    CHECK(ctx, desc->config, HT_INVALID, "ht_data_desc.config is NULL");
+    CHECK(ctx, desc->holdout >= 0 && desc->holdout < 1, HT_INVALID, "holdout must be in [0, 1), got %g", desc->holdout);
+    ht_config config = *desc->config;
+    TRY(hti_config_resolve(ctx, &config));
+    ht_data *d = hti_host_alloc(ctx, sizeof *d);
+    CHECK(ctx, d, HT_NOMEM, "out of memory: %zu bytes for data", sizeof *d);
+    memset(d, 0, sizeof *d);
+    d->ctx = ctx;
+    d->config = config;
+    d->epoch = -1;
+    ht_status status = fill(d, desc);
+    if (status == HT_OK) status = allocate(d);
+    if (status != HT_OK) {
+        ht_data_close(d);
+        return status;
+    }
+    *out = d;
+    return HT_OK;
+}
+
+void ht_data_close(ht_data *d) {
+    if (!d) return;
+    hti_buffer_free(&d->tokens);
+    hti_buffer_free(&d->starts);
+    hti_buffer_free(&d->labels);
+    hti_host_free(d->ctx, d->order);
+    hti_host_free(d->ctx, d->batch_tokens);
+    hti_host_free(d->ctx, d->batch_targets);
+    hti_host_free(d->ctx, d->batch_starts);
+    hti_host_free(d->ctx, d);
+}
+
+ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
+    CHECK(d->ctx, out && out->size >= sizeof *out, HT_INVALID,
+          "ht_data_info.size is too small; start from HT_DATA_INFO_INIT");
+    *out = (ht_data_info){.size = out->size, .items = d->items, .longest = d->longest, .cut = d->cut};
+    out->tokens = (int64_t)(d->tokens.used / sizeof(uint16_t));
+    if (d->config.task == HT_TASK_LANGUAGE) return HT_OK;
+    int64_t *count = hti_host_alloc(d->ctx, sizeof *count * (size_t)d->config.classes), most = 0;
+    CHECK(d->ctx, count, HT_NOMEM, "out of memory: counting labels");
+    memset(count, 0, sizeof *count * (size_t)d->config.classes);
+    for (int64_t i = 0; i < d->items; i++) {
+        int64_t label = labels_of(d)[i];
+        if (++count[label] > most) most = count[label];
+        if (label >= out->classes) out->classes = label + 1;
+    }
+    hti_host_free(d->ctx, count);
+    out->majority = (double)most / (double)d->items;
+    return HT_OK;
+}
+
+/* ---- batches ---- */
+
+/* A window of a text: `length` tokens and their successors; the last one is shorter. */
+static int64_t put_window(ht_data *d, int64_t item, int64_t at) {
+    int64_t total = (int64_t)(d->tokens.used / sizeof(uint16_t)), length = d->config.length;
+    int64_t from = (d->first_window + item) * length, n = total - 1 - from < length ? total - 1 - from : length;
+    for (int64_t i = 0; i < n; i++) {
+        d->batch_tokens[at + i] = tokens_of(d)[from + i];
+        d->batch_targets[at + i] = tokens_of(d)[from + i + 1];
+    }
+    return n;
+}
+
+static int64_t put_sequence(ht_data *d, int64_t sequence, int64_t at) {
+    int64_t from = starts_of(d)[sequence], n = starts_of(d)[sequence + 1] - from;
+    for (int64_t i = 0; i < n; i++) d->batch_tokens[at + i] = tokens_of(d)[from + i];
+    return n;
+}
+
+/* Item `item` as number `slot` of the batch. */
+static void put_item(ht_data *d, int64_t item, int64_t slot) {
+    int width = per_item(d), language = d->config.task == HT_TASK_LANGUAGE;
+    for (int i = 0; i < width; i++) {
+        int64_t at = d->batch_starts[slot * width + i];
+        int64_t n = language ? put_window(d, item, at) : put_sequence(d, item * width + i, at);
+        d->batch_starts[slot * width + i + 1] = (int32_t)(at + n);
+    }
+    if (!language) d->batch_targets[slot] = labels_of(d)[item];
+}
+
+static ht_status finish(ht_data *d, ht_batch *out, int64_t items) {
+    CHECK(d->ctx, out && out->size >= sizeof *out, HT_INVALID, "ht_batch.size is too small; start from HT_BATCH_INIT");
+    out->sequences = items * per_item(d);
+    out->tokens = d->batch_tokens;
+    out->cu_seqlens = d->batch_starts;
+    out->targets = d->batch_targets;
+    return HT_OK;
+}
+
+ht_status ht_data_next(ht_data *d, ht_batch *out) {
+    int64_t n = 0;
+    d->batch_starts[0] = 0;
+    while (n < d->config.batch && d->next < d->items) put_item(d, d->next++, n++);
+    if (n == 0) {
+        d->next = 0;
+        return HT_END;
+    }
+    return finish(d, out, n);
+}
+
+/* The order of an epoch: Fisher and Yates with the generator at (seed, epoch). */
+static void shuffle(ht_data *d, int64_t epoch) {
+    if (d->epoch == epoch) return;
+    for (int64_t i = 0; i < d->items; i++) d->order[i] = i;
+    for (int64_t i = d->items - 1; i > 0; i--) {
+        hti_philox w = hti_philox_draw((uint64_t)d->config.seed ^ 0xDA7Au, (uint32_t)epoch, (uint32_t)(epoch >> 32),
+                                       (uint32_t)i, (uint32_t)(i >> 32));
+        uint64_t draw = (uint64_t)w.w[0] << 32 | w.w[1];
+        int64_t k = (int64_t)(draw % (uint64_t)(i + 1)), swap = d->order[i];
+        d->order[i] = d->order[k];
+        d->order[k] = swap;
+    }
+    d->epoch = epoch;
+}
+
+ht_status ht_data_draw(ht_data *d, ht_batch *out) {
+    d->batch_starts[0] = 0;
+    for (int64_t n = 0; n < d->config.batch; n++, d->position++) {
+        shuffle(d, d->position / d->items);
+        put_item(d, d->order[d->position % d->items], n);
+    }
+    return finish(d, out, d->config.batch);
+}
+
+int64_t ht_data_position(const ht_data *d) { return d->position; }
+
+ht_status ht_data_seek(ht_data *d, int64_t position) {
+    CHECK(d->ctx, position >= 0, HT_INVALID, "the position of data must not be negative, got %lld", (long long)position);
+    d->position = position;
+    return HT_OK;
+}
+
+ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text, size_t bytes, int32_t *tokens,
+                         int64_t room, int64_t *count) {
+    CHECK(ctx, text && count && (tokens || room == 0), HT_INVALID, "ht_data_encode: NULL pointer");
+    if (config->data != HT_DATA_LISTOPS) {
+        for (size_t i = 0; i < bytes && (int64_t)i < room; i++) tokens[i] = (unsigned char)text[i] + 1;
+        *count = (int64_t)bytes;
+        return HT_OK;
+    }
+    uint16_t *ids = hti_host_alloc(ctx, sizeof *ids * (bytes + 1));
+    CHECK(ctx, ids, HT_NOMEM, "out of memory: an expression of %zu bytes", bytes);
+    ht_status status = hti_listops_encode(ctx, text, bytes, ids, (int64_t)bytes, count);
+    for (int64_t i = 0; i < *count && i < room && status == HT_OK; i++) tokens[i] = ids[i];
+    hti_host_free(ctx, ids);
+    return status;
+}

@@ -1,0 +1,56 @@
+/*
+ * An open part of a task in memory: token ids, where each sequence begins, labels. No floats.
+ */
+#ifndef HTI_DATA_H
+#define HTI_DATA_H
+
+#include "model/config.h"
+
+/* A growing array of bytes from hti_host_alloc. */
+typedef struct hti_buffer {
+    ht_context *ctx;
+    char *data;
+    size_t used, room;
+} hti_buffer;
+ht_status hti_buffer_need(hti_buffer *b, size_t more); /* room for so many more */
+ht_status hti_buffer_add(hti_buffer *b, const void *bytes, size_t count);
+void hti_buffer_free(hti_buffer *b);
+
+struct ht_data {
+    ht_context *ctx;
+    ht_config config;
+    hti_buffer tokens;  /* uint16_t: of all sequences, or the whole stream of a text */
+    hti_buffer starts;  /* int64_t [sequences + 1]; texts: not used, windows follow from the length */
+    hti_buffer labels;  /* int32_t [items]; texts: not used */
+    int64_t items;
+    int64_t longest, cut;
+    int64_t first_window; /* texts: which windows are this part */
+    int64_t next;         /* item that ht_data_next gives next */
+    int64_t position;     /* items drawn so far */
+    int64_t epoch;        /* whose order is in `order`; -1: none yet */
+    int64_t *order;       /* [items] */
+    int32_t *batch_tokens, *batch_starts, *batch_targets;
+};
+
+/* source.c: calls `each` with the bytes of a file, of all files of a folder, or of stdin, uncompressed. */
+typedef ht_status hti_each(void *user, const char *name, const char *bytes, size_t count);
+ht_status hti_source_read(ht_context *ctx, const char *path, hti_each *each, void *user);
+
+/* Adds one sequence of ids, cut to the configuration's length. */
+ht_status hti_data_add_bytes(ht_data *d, const char *text, size_t bytes);
+ht_status hti_data_add_ids(ht_data *d, const uint16_t *ids, int64_t count);
+ht_status hti_data_add_label(ht_data *d, int32_t label);
+
+/* One file per kind of data; each fills tokens, starts, labels. */
+ht_status hti_tsv_read(ht_data *d, const ht_data_desc *desc);
+ht_status hti_text_read(ht_data *d, const ht_data_desc *desc);
+ht_status hti_listops_make(ht_data *d, const ht_data_desc *desc);
+
+/* An expression as ids; *count may be more than room. */
+ht_status hti_listops_encode(ht_context *ctx, const char *text, size_t bytes, uint16_t *ids, int64_t room,
+                             int64_t *count);
+
+/* Is item `index` in the valid part when a share of all items is held out? */
+int hti_held_out(int64_t index, double share);
+
+#endif

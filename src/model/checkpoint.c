@@ -1,0 +1,150 @@
+/*
+ * Models in files.
+ */
+#include "model/checkpoint.h"
+
+#include <string.h>
+
+#define CONFIG_KEY "htransformer" /* metadata: the configuration as JSON */
+#define NOTE_KEY "trainer"
+enum { STAGE = 4096, NAME = 96 };
+
+static void full_name(char *out, const hti_part *part, const hti_param *t) {
+    snprintf(out, NAME, "%s%s", part->prefix, t->name);
+}
+
+/* ---- saving ---- */
+
+static ht_status write_arena(hti_writer *w, const ht_model *m, const hti_part *part) {
+    char stage[STAGE];
+    size_t size = hti_wide_bytes(m->dtype);
+    for (int64_t i = 0; i < m->params.tensors; i++) {
+        const hti_param *t = &m->params.list[i];
+        const char *from = (const char *)part->arena + (size_t)t->offset * size;
+        size_t bytes = (size_t)t->count * size;
+        for (size_t at = 0; at < bytes; at += STAGE) {
+            size_t n = bytes - at < STAGE ? bytes - at : STAGE;
+            TRY(m->ctx->ops->copy_out(m->ctx, stage, from + at, n));
+            TRY(hti_writer_put(w, stage, n));
+        }
+    }
+    return HT_OK;
+}
+
+static ht_status write_all(hti_writer *w, const ht_model *m, const hti_part *parts, int count,
+                           const char *note, hti_entry *entries, char (*names)[NAME]) {
+    char config[8192];
+    TRY(ht_config_write_json(m->ctx, &m->config, config, sizeof config, NULL));
+    const char *meta[] = {"format", "pt", CONFIG_KEY, config, note ? NOTE_KEY : NULL, note, NULL};
+    int64_t n = 0;
+    for (int p = 0; p < count; p++) {
+        for (int64_t i = 0; i < m->params.tensors; i++, n++) {
+            const hti_param *t = &m->params.list[i];
+            full_name(names[n], &parts[p], t);
+            entries[n] = (hti_entry){.name = names[n], .dtype = m->dtype == HT_F64 ? HT_F64 : HT_F32,
+                                     .rank = t->rank, .shape = {t->shape[0], t->shape[1]}, .count = t->count};
+        }
+    }
+    TRY(hti_header_write(w, entries, n, meta));
+    for (int p = 0; p < count; p++) TRY(write_arena(w, m, &parts[p]));
+    return hti_writer_commit(w);
+}
+
+ht_status hti_checkpoint_save(const ht_model *m, const hti_part *parts, int count, const char *note,
+                              const char *path) {
+    size_t tensors = (size_t)m->params.tensors * (size_t)count;
+    hti_writer w;
+    TRY(hti_writer_open(&w, m->ctx, path));
+    hti_entry *entries = hti_host_alloc(m->ctx, tensors * sizeof *entries);
+    char(*names)[NAME] = hti_host_alloc(m->ctx, tensors * sizeof *names);
+    ht_status status = entries && names ? write_all(&w, m, parts, count, note, entries, names)
+                                        : hti_fail(m->ctx, HT_NOMEM, "out of memory: saving %s", path);
+    hti_host_free(m->ctx, entries);
+    hti_host_free(m->ctx, names);
+    hti_writer_discard(&w);
+    return status;
+}
+
+ht_status ht_model_save(const ht_model *m, const char *path) {
+    CHECK(m->ctx, path, HT_INVALID, "ht_model_save: path is NULL");
+    hti_part part = {"", m->p};
+    return hti_checkpoint_save(m, &part, 1, NULL, path);
+}
+
+/* ---- loading ---- */
+
+ht_status hti_checkpoint_config(ht_config *out, const hti_reader *r) {
+    const char *json = hti_reader_meta(r, CONFIG_KEY);
+    CHECK(r->ctx, json, HT_FORMAT, "%s is a safetensors file, but holds no model of ours: its metadata has no '%s'",
+          r->path, CONFIG_KEY);
+    ht_status status = hti_config_parse(r->ctx, out, json);
+    if (status == HT_OK) status = hti_config_resolve(r->ctx, out);
+    if (status == HT_OK) return HT_OK;
+    char why[256];
+    snprintf(why, sizeof why, "%s", ht_context_error(r->ctx));
+    return hti_fail(r->ctx, HT_FORMAT, "%s: the configuration in it is wrong: %s", r->path, why);
+}
+
+ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, const hti_part *parts, int count) {
+    for (int p = 0; p < count; p++) {
+        for (int64_t i = 0; i < params->tensors; i++) {
+            const hti_param *t = &params->list[i];
+            char name[NAME];
+            full_name(name, &parts[p], t);
+            const hti_entry *e = hti_reader_find(r, name);
+            CHECK(r->ctx, e, HT_FORMAT, "%s has no tensor '%s'", r->path, name);
+            CHECK(r->ctx, e->rank == t->rank && e->shape[0] == t->shape[0] && e->shape[1] == t->shape[1], HT_FORMAT,
+                  "%s: tensor '%s' should be [%lld, %lld], not [%lld, %lld]", r->path, name, (long long)t->shape[0],
+                  (long long)t->shape[1], (long long)e->shape[0], (long long)e->shape[1]);
+        }
+    }
+    return HT_OK;
+}
+
+ht_status hti_checkpoint_fill(const hti_reader *r, const ht_model *m, const hti_part *parts, int count) {
+    double stage[STAGE];
+    for (int p = 0; p < count; p++) {
+        for (int64_t i = 0; i < m->params.tensors; i++) {
+            const hti_param *t = &m->params.list[i];
+            char name[NAME];
+            full_name(name, &parts[p], t);
+            const hti_entry *e = hti_reader_find(r, name);
+            for (int64_t at = 0; at < t->count; at += STAGE) {
+                int64_t n = t->count - at < STAGE ? t->count - at : STAGE;
+                TRY(hti_reader_get(r, stage, e, at, n));
+                TRY(hti_tensor_write(m->ctx, parts[p].arena, stage, m->dtype, t->offset + at, n));
+            }
+        }
+    }
+    return HT_OK;
+}
+
+/* Sizes first: a model is made only if the file has all of it. */
+static ht_status load(ht_model **out, hti_reader *r) {
+    ht_config config;
+    hti_params params;
+    hti_part part = {"", NULL};
+    TRY(hti_checkpoint_config(&config, r));
+    TRY(hti_params_make(&params, r->ctx, &config));
+    ht_status status = hti_checkpoint_check(r, &params, &part, 1);
+    hti_params_free(&params, r->ctx);
+    TRY(status);
+    TRY(hti_model_make(out, r->ctx, &config, 0));
+    part.arena = (*out)->p;
+    TRY(hti_checkpoint_fill(r, *out, &part, 1));
+    return hti_model_round(*out);
+}
+
+ht_status ht_model_load(ht_model **out, ht_context *ctx, const char *path) {
+    CHECK(ctx, out && path, HT_INVALID, "ht_model_load: out or path is NULL");
+    *out = NULL;
+    hti_reader r;
+    TRY(hti_reader_open(&r, ctx, path));
+    ht_status status = load(out, &r);
+    hti_reader_close(&r);
+    if (status != HT_OK) {
+        ht_model_destroy(*out);
+        *out = NULL;
+    }
+    return status;
+}

@@ -1,0 +1,94 @@
+/*
+ * A trainer in a file: weights, moments, how far it is.
+ */
+#include "model/checkpoint.h"
+
+#include <cjson/cJSON.h>
+#include <string.h>
+
+#include "data/data.h"
+#include "train/trainer.h"
+
+ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *path) {
+    CHECK(t->ctx, path, HT_INVALID, "ht_trainer_save: path is NULL");
+    CHECK(t->ctx, t->grads, HT_INVALID, "this trainer was made for inference; save its model instead");
+    char note[256], best[32] = "null";
+    if (t->has_best) snprintf(best, sizeof best, "%.17g", t->best);
+    snprintf(note, sizeof note, "{\"step\":%lld,\"applied\":%lld,\"micro\":%lld,\"position\":%lld,\"best\":%s}",
+             (long long)t->step, (long long)t->applied, (long long)t->micro,
+             (long long)(data ? ht_data_position(data) : 0), best);
+    hti_part parts[] = {{"", t->model->p}, {"optimizer.m.", t->m}, {"optimizer.v.", t->v}};
+    return hti_checkpoint_save(t->model, parts, 3, note, path);
+}
+
+typedef struct note {
+    int64_t step, applied, micro, position;
+    double best;
+    int has_best;
+} note;
+
+static ht_status read_note(note *out, const hti_reader *r) {
+    const char *text = hti_reader_meta(r, "trainer");
+    CHECK(r->ctx, text, HT_FORMAT, "%s holds a model but no training to go on with", r->path);
+    cJSON *json = cJSON_Parse(text);
+    int64_t *fields[] = {&out->step, &out->applied, &out->micro, &out->position};
+    static const char *const names[] = {"step", "applied", "micro", "position"};
+    int good = json != NULL;
+    for (int i = 0; i < 4; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, names[i]);
+        double x = cJSON_IsNumber(item) ? item->valuedouble : -1;
+        good = good && x >= 0 && x < 0x1p53;
+        *fields[i] = good ? (int64_t)x : 0;
+    }
+    const cJSON *best = cJSON_GetObjectItemCaseSensitive(json, "best");
+    out->has_best = cJSON_IsNumber(best);
+    out->best = out->has_best ? best->valuedouble : 0;
+    cJSON_Delete(json);
+    CHECK(r->ctx, good, HT_FORMAT, "%s is damaged: its note on the training makes no sense", r->path);
+    return HT_OK;
+}
+
+/* Shapes are compared tensor by tensor; this is what shapes do not show. */
+static ht_status same_model(const ht_trainer *t, const ht_config *c, const hti_reader *r) {
+    const ht_config *m = &t->model->config;
+    const struct {
+        const char *name;
+        int64_t here, there;
+    } keys[] = {{"task", m->task, c->task}, {"attention", m->attention, c->attention}, {"query", m->query, c->query},
+                {"block", m->block, c->block}, {"heads", m->heads, c->heads}, {"pool", m->pool, c->pool},
+                {"rotary", m->rotary, c->rotary}, {"sinusoidal", m->sinusoidal, c->sinusoidal},
+                {"mask_zero", m->mask_zero, c->mask_zero}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        CHECK(r->ctx, keys[i].here == keys[i].there, HT_INVALID, "%s is of another model: its %s differs", r->path,
+              keys[i].name);
+    return HT_OK;
+}
+
+/* The file must hold the same model; how it is trained may have changed. */
+static ht_status restore(ht_trainer *t, ht_data *data, const hti_reader *r) {
+    hti_part parts[] = {{"", t->model->p}, {"optimizer.m.", t->m}, {"optimizer.v.", t->v}};
+    note n;
+    ht_config config;
+    TRY(hti_checkpoint_config(&config, r));
+    TRY(same_model(t, &config, r));
+    TRY(read_note(&n, r));
+    TRY(hti_checkpoint_check(r, &t->model->params, parts, 3));
+    TRY(hti_checkpoint_fill(r, t->model, parts, 3));
+    TRY(hti_model_round(t->model));
+    t->step = n.step;
+    t->applied = n.applied;
+    t->micro = n.micro;
+    t->best = n.best;
+    t->has_best = n.has_best;
+    return data ? ht_data_seek(data, n.position) : HT_OK;
+}
+
+ht_status ht_trainer_restore(ht_trainer *t, ht_data *data, const char *path) {
+    CHECK(t->ctx, path, HT_INVALID, "ht_trainer_restore: path is NULL");
+    CHECK(t->ctx, t->grads, HT_INVALID, "this trainer was made for inference; load its model instead");
+    hti_reader r;
+    TRY(hti_reader_open(&r, t->ctx, path));
+    ht_status status = restore(t, data, &r);
+    hti_reader_close(&r);
+    return status;
+}

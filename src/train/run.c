@@ -1,0 +1,235 @@
+/*
+ * A whole run: steps, evaluations, checkpoints, the log; stop on divergence or when told to.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/file.h"
+#include "data/data.h"
+#include "train/trainer.h"
+
+typedef struct run {
+    ht_trainer *t;
+    const ht_train_desc *desc;
+    const ht_config *c;
+    FILE *log;
+    double start, first; /* when the run began, and its step then */
+    int64_t bad;         /* steps in a row that were not applied */
+} run;
+
+static double now(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
+}
+
+/* ---- checkpoints ---- */
+
+/* The step of "step-000000123.safetensors", or -1. */
+static long long step_of(const char *name) {
+    char *end;
+    if (strncmp(name, "step-", 5) != 0 || name[5] < '0' || name[5] > '9') return -1;
+    long long step = strtoll(name + 5, &end, 10);
+    return strcmp(end, ".safetensors") == 0 ? step : -1;
+}
+
+static int is_step(const struct dirent *entry) { return step_of(entry->d_name) >= 0; }
+
+static int by_step(const struct dirent **a, const struct dirent **b) {
+    long long x = step_of((*a)->d_name), y = step_of((*b)->d_name);
+    return (x > y) - (x < y);
+}
+
+/* Checkpoints of the folder, oldest first; the caller frees. */
+static int list_steps(const run *r, struct dirent ***out) {
+    int n = scandir(r->desc->folder, out, is_step, by_step);
+    return n < 0 ? 0 : n;
+}
+
+static void free_list(struct dirent **list, int n) {
+    for (int i = 0; i < n; i++) free(list[i]);
+    if (n > 0) free(list);
+}
+
+static void remove_old(const run *r) {
+    struct dirent **list;
+    int n = list_steps(r, &list);
+    for (int i = 0; i < n - r->c->keep; i++) {
+        char *path = hti_path_join(r->t->ctx, r->desc->folder, list[i]->d_name);
+        if (path) unlink(path);
+        hti_host_free(r->t->ctx, path);
+    }
+    free_list(list, n);
+}
+
+static ht_status save_as(const run *r, const char *name, int whole) {
+    char *path = hti_path_join(r->t->ctx, r->desc->folder, name);
+    CHECK(r->t->ctx, path, HT_NOMEM, "out of memory: the name of a checkpoint");
+    ht_status status = whole ? ht_trainer_save(r->t, r->desc->train, path) : ht_model_save(r->t->model, path);
+    hti_host_free(r->t->ctx, path);
+    return status;
+}
+
+static ht_status save(run *r) {
+    char name[64];
+    snprintf(name, sizeof name, "step-%09lld.safetensors", (long long)r->t->step);
+    TRY(save_as(r, name, 1));
+    remove_old(r);
+    return HT_OK;
+}
+
+static ht_status resume(run *r) {
+    struct dirent **list;
+    int n = list_steps(r, &list);
+    if (n == 0) return HT_OK;
+    char *path = hti_path_join(r->t->ctx, r->desc->folder, list[n - 1]->d_name);
+    free_list(list, n);
+    CHECK(r->t->ctx, path, HT_NOMEM, "out of memory: the name of a checkpoint");
+    ht_status status = ht_trainer_restore(r->t, r->desc->train, path);
+    hti_host_free(r->t->ctx, path);
+    return status;
+}
+
+/* ---- the log ---- */
+
+static ht_status log_open(run *r) {
+    char *path = hti_path_join(r->t->ctx, r->desc->folder, "log.jsonl");
+    CHECK(r->t->ctx, path, HT_NOMEM, "out of memory: the name of the log");
+    r->log = fopen(path, "ab");
+    ht_status status = r->log ? HT_OK : hti_fail(r->t->ctx, HT_IO, "%s could not be opened: %s", path, strerror(errno));
+    hti_host_free(r->t->ctx, path);
+    return status;
+}
+
+/* JSON has no word for what is not finite. */
+static const char *number(char *out, size_t bytes, double x) {
+    if (isfinite(x)) snprintf(out, bytes, "%.9g", x);
+    else snprintf(out, bytes, "null");
+    return out;
+}
+
+static ht_status log_line(run *r, const char *prefix, const ht_report *report, double seconds) {
+    char line[512], loss[32], norm[32];
+    int n = snprintf(line, sizeof line, "{\"step\":%lld,\"%sloss\":%s,\"%saccuracy\":%.6g,\"%stargets\":%lld",
+                     (long long)r->t->step, prefix, number(loss, sizeof loss, report->loss), prefix, report->accuracy,
+                     prefix, (long long)report->targets);
+    if (!*prefix)
+        n += snprintf(line + n, sizeof line - (size_t)n,
+                      ",\"rate\":%.9g,\"gradient_norm\":%s,\"applied\":%d,\"ms\":%.3f,\"tokens_per_s\":%.1f",
+                      report->rate, number(norm, sizeof norm, report->gradient_norm), report->applied, seconds * 1e3,
+                      (double)report->tokens / seconds);
+    n += snprintf(line + n, sizeof line - (size_t)n, "}\n");
+    CHECK(r->t->ctx, fwrite(line, 1, (size_t)n, r->log) == (size_t)n && fflush(r->log) == 0, HT_IO,
+          "the log of the run could not be written: %s", strerror(errno));
+    return HT_OK;
+}
+
+/* ---- evaluation ---- */
+
+static ht_status evaluate(run *r, ht_report *out) {
+    ht_batch batch = HT_BATCH_INIT;
+    double loss = 0;
+    int64_t items = 0;
+    ht_status status = HT_OK;
+    *out = (ht_report)HT_REPORT_INIT;
+    r->desc->valid->next = 0;
+    while ((r->c->eval_items == 0 || items < r->c->eval_items) &&
+           (status = ht_data_next(r->desc->valid, &batch)) == HT_OK) {
+        ht_report part = HT_REPORT_INIT;
+        TRY(ht_trainer_evaluate(r->t, &batch, &part));
+        loss += part.loss * (double)part.targets;
+        out->targets += part.targets;
+        out->correct += part.correct;
+        out->tokens += part.tokens;
+        items += batch.sequences;
+    }
+    if (status != HT_OK && status != HT_END) return status;
+    out->loss = out->targets ? loss / (double)out->targets : 0;
+    out->accuracy = out->targets ? (double)out->correct / (double)out->targets : 0;
+    return HT_OK;
+}
+
+/* Larger is better: accuracy of classifiers, minus the loss of language models. */
+static int is_best(run *r, const ht_report *valid) {
+    double score = r->c->task == HT_TASK_LANGUAGE ? -valid->loss : valid->accuracy;
+    if (!isfinite(score) || (r->t->has_best && score <= r->t->best)) return 0;
+    r->t->best = score;
+    r->t->has_best = 1;
+    return 1;
+}
+
+/* ---- steps ---- */
+
+static ht_status one_step(run *r, ht_report *report) {
+    TRY(hti_step_begin(r->t));
+    for (int64_t i = 0; i < r->c->accumulate; i++) {
+        ht_batch batch = HT_BATCH_INIT;
+        TRY(ht_data_draw(r->desc->train, &batch));
+        TRY(hti_step_add(r->t, &batch, r->c->accumulate));
+    }
+    return hti_step_end(r->t, report);
+}
+
+static int due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+/* Evaluation and checkpoint after a step, then the word to the caller; *stop: the run is over. */
+static ht_status after_step(run *r, const ht_report *report, double seconds, int *stop) {
+    ht_report valid;
+    int64_t step = r->t->step, every = r->c->save_every ? r->c->save_every : r->c->eval_every;
+    double elapsed = now() - r->start, done = (double)step - r->first;
+    int last = step >= r->c->steps;
+    ht_event event = {.size = sizeof event, .step = step, .steps = r->c->steps, .report = report,
+                      .step_seconds = seconds, .elapsed = elapsed,
+                      .left = elapsed / done * (double)(r->c->steps - step)};
+    TRY(log_line(r, "", report, seconds));
+    if (r->desc->valid && (last || due(r->c->eval_every, step))) {
+        TRY(evaluate(r, &valid));
+        TRY(log_line(r, "valid_", &valid, 1));
+        event.valid = &valid;
+        event.best = is_best(r, &valid);
+        if (event.best) TRY(save_as(r, "best.safetensors", 0));
+    }
+    int diverged = r->bad >= r->c->bad_steps;
+    event.saved = last || diverged || due(every, step);
+    if (event.saved) TRY(save(r));
+    int told = r->desc->tell && r->desc->tell(r->desc->user, &event);
+    if (told && !event.saved) TRY(save(r));
+    *stop = last || told;
+    CHECK(r->t->ctx, !diverged, HT_DIVERGED,
+          "the loss or its gradient was not finite %lld times in a row, last at step %lld; the weights are those from "
+          "before", (long long)r->bad, (long long)step);
+    return HT_OK;
+}
+
+static ht_status loop(run *r) {
+    if (r->desc->resume) TRY(resume(r));
+    r->start = now();
+    r->first = (double)r->t->step;
+    if (r->t->step >= r->c->steps) return r->t->step == 0 ? save(r) : HT_OK;
+    for (int stop = 0; !stop;) {
+        ht_report report = HT_REPORT_INIT;
+        double before = now();
+        TRY(one_step(r, &report));
+        r->bad = report.applied ? 0 : r->bad + 1;
+        TRY(after_step(r, &report, now() - before, &stop));
+    }
+    return HT_OK;
+}
+
+ht_status ht_train(ht_trainer *t, const ht_train_desc *desc) {
+    CHECK(t->ctx, desc && desc->size >= sizeof *desc, HT_INVALID,
+          "ht_train_desc.size is too small; start from HT_TRAIN_DESC_INIT");
+    CHECK(t->ctx, desc->folder && desc->train, HT_INVALID, "ht_train needs a folder and data to train on");
+    CHECK(t->ctx, t->grads, HT_INVALID, "this trainer was made for inference; it cannot train");
+    run r = {.t = t, .desc = desc, .c = &t->config};
+    TRY(log_open(&r));
+    ht_status status = loop(&r);
+    fclose(r.log);
+    return status;
+}

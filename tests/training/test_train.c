@@ -1,0 +1,311 @@
+/*
+ * Training: it learns, it repeats itself, it goes on where it stopped, it does not step into what is not finite.
+ */
+#include "training.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static ht_context *cpu;
+static char folder[64];
+
+static int open_cpu(void **state) {
+    (void)state;
+    strcpy(folder, "/tmp/ht-train-XXXXXX");
+    return ht_context_create(&cpu, NULL) != HT_OK || !mkdtemp(folder);
+}
+
+static int close_cpu(void **state) {
+    (void)state;
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    ht_context_destroy(cpu);
+    return system(command);
+}
+
+#define TINY "\"layers\":1,\"width\":32,\"heads\":2,\"hidden\":48,\"vocab\":17,\"classes\":10,\"length\":40,\"block\":4," \
+    "\"batch\":8,\"head_hidden\":16,\"rate\":0.003,\"warmup\":5,\"schedule\":\"constant\",\"clip\":1," \
+    "\"data\":\"listops\",\"listops_min\":4,\"listops_max\":40,\"listops_depth\":3,\"listops_arguments\":4," \
+    "\"train_items\":200,\"valid_items\":50,\"eval_every\":10,\"steps\":24,\"keep\":2,"
+
+typedef struct bench {
+    ht_config config;
+    ht_model *model;
+    ht_trainer *trainer;
+    ht_data *train, *valid;
+} bench;
+
+static bench make(const char *json) {
+    bench b = {.config = training_config(cpu, json)};
+    ht_data_desc desc = HT_DATA_DESC_INIT;
+    desc.config = &b.config;
+    OK(cpu, ht_model_create(&b.model, cpu, &b.config));
+    OK(cpu, ht_trainer_create(&b.trainer, b.model, NULL));
+    if (b.config.data == HT_DATA_LISTOPS) {
+        OK(cpu, ht_data_open(&b.train, cpu, &desc));
+        desc.part = HT_PART_VALID;
+        OK(cpu, ht_data_open(&b.valid, cpu, &desc));
+    }
+    return b;
+}
+
+static void drop(bench *b) {
+    ht_data_close(b->train);
+    ht_data_close(b->valid);
+    ht_trainer_destroy(b->trainer);
+    ht_model_destroy(b->model);
+}
+
+/* All weights as one array; the caller frees. */
+static double *weights(const ht_model *model) {
+    double *out = malloc(sizeof *out * (size_t)ht_model_parameters(model));
+    int64_t at = 0;
+    for (int64_t i = 0; i < ht_model_tensors(model); i++) {
+        ht_tensor_info info = HT_TENSOR_INFO_INIT;
+        OK(cpu, ht_model_tensor(model, i, &info));
+        OK(cpu, ht_model_read(model, i, out + at));
+        at += info.count;
+    }
+    return out;
+}
+
+static void same_weights(const bench *a, const bench *b) {
+    double *x = weights(a->model), *y = weights(b->model);
+    assert_memory_equal(x, y, sizeof *x * (size_t)ht_model_parameters(a->model));
+    free(x);
+    free(y);
+}
+
+/* ---- learning ---- */
+
+static void overfits(void **state) {
+    ht_config config = training_config(cpu, *state);
+    ht_model *model;
+    ht_trainer *trainer;
+    static random_batch batch;
+    ht_report r = HT_REPORT_INIT;
+    OK(cpu, ht_model_create(&model, cpu, &config));
+    OK(cpu, ht_trainer_create(&trainer, model, NULL));
+    training_batch(&batch, &config, 3);
+    OK(cpu, ht_trainer_evaluate(trainer, &batch.batch, &r));
+    double before = r.loss;
+    for (int i = 0; i < 300; i++) OK(cpu, ht_trainer_step(trainer, &batch.batch, 1, &r));
+    OK(cpu, ht_trainer_evaluate(trainer, &batch.batch, &r));
+    if (!(before > 0.5 && r.loss < 0.01 && r.accuracy == 1)) {
+        print_error("loss went from %g to %g, accuracy %g\n", before, r.loss, r.accuracy);
+        fail();
+    }
+    ht_trainer_destroy(trainer);
+    ht_model_destroy(model);
+}
+
+/* A micro-batch twice is the batch once; two batches together are the mean of both. */
+static void accumulates(void **state) {
+    (void)state;
+    bench once = make("{" TINY "\"warmup\":0}"), twice = make("{" TINY "\"warmup\":0}");
+    static random_batch batch;
+    ht_batch both[2];
+    ht_report a = HT_REPORT_INIT, b = HT_REPORT_INIT;
+    training_batch(&batch, &once.config, 5);
+    both[0] = both[1] = batch.batch;
+    OK(cpu, ht_trainer_step(once.trainer, &batch.batch, 1, &a));
+    OK(cpu, ht_trainer_step(twice.trainer, both, 2, &b));
+    assert_true(fabs(a.gradient_norm - b.gradient_norm) < 1e-5 * a.gradient_norm);
+    assert_true(fabs(a.loss - b.loss) < 1e-6);
+    assert_int_equal(b.targets, 2 * a.targets);
+    drop(&once);
+    drop(&twice);
+}
+
+/* ---- schedules: what the step says it used ---- */
+
+static void schedules(void **state) {
+    static const struct {
+        const char *json;
+        double want[4]; /* at steps 0, 1, 2, 6 */
+    } cases[] = {
+        {"\"schedule\":\"constant\",\"warmup\":2", {0, 0.5, 1, 1}},
+        {"\"schedule\":\"rsqrt\",\"warmup\":4", {0, 0.125, 0.25, 0.408248290463863}},
+        {"\"schedule\":\"linear\",\"warmup\":2,\"steps\":10", {0, 0.5, 1, 0.5}},
+        {"\"schedule\":\"cosine\",\"warmup\":2,\"steps\":8", {0, 0.5, 1, 0.5}},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char json[1024];
+        snprintf(json, sizeof json, "{" TINY "%s,\"rate\":1}", cases[i].json);
+        bench b = make(json);
+        static random_batch batch;
+        training_batch(&batch, &b.config, 1);
+        for (int step = 0, k = 0; step <= 6; step++) {
+            ht_report r = HT_REPORT_INIT;
+            OK(cpu, ht_trainer_step(b.trainer, &batch.batch, 1, &r));
+            if (step > 2 && step < 6) continue;
+            if (fabs(r.rate - cases[i].want[k]) > 1e-12) print_error("%s: %g\n", cases[i].json, r.rate);
+            assert_true(fabs(r.rate - cases[i].want[k++]) < 1e-12);
+        }
+        drop(&b);
+    }
+}
+
+/* ---- AdamW against its formula ---- */
+
+static void adamw(void **state) {
+    (void)state;
+    const char *json = "{" TINY "\"warmup\":0,\"weight_decay\":0.1,\"decay\":\"all\",\"clip\":0.5,\"dtype\":\"f64\"}";
+    bench b = make(json);
+    static random_batch batch;
+    training_batch(&batch, &b.config, 2);
+    int64_t n = ht_model_parameters(b.model), at = 0;
+    double *before = weights(b.model), *grad = malloc(sizeof *grad * (size_t)n), square = 0;
+    OK(cpu, ht_trainer_gradient(b.trainer, &batch.batch, NULL));
+    for (int64_t i = 0; i < ht_model_tensors(b.model); i++) {
+        ht_tensor_info info = HT_TENSOR_INFO_INIT;
+        OK(cpu, ht_model_tensor(b.model, i, &info));
+        OK(cpu, ht_trainer_read_gradient(b.trainer, i, grad + at));
+        at += info.count;
+    }
+    for (int64_t i = 0; i < n; i++) square += grad[i] * grad[i];
+    assert_true(sqrt(square) > 0.5); /* clipping has something to do */
+    OK(cpu, ht_trainer_step(b.trainer, &batch.batch, 1, NULL));
+    double *after = weights(b.model);
+    for (int64_t i = 0; i < n; i++) {
+        double g = grad[i] * 0.5 / sqrt(square), rate = b.config.rate; /* first step: m/c1 = g, v/c2 = g^2 */
+        double want = before[i] - rate * (g / (fabs(g) + b.config.adam_epsilon) + 0.1 * before[i]);
+        if (!(fabs(after[i] - want) < 1e-9)) print_error("%lld: %g, want %g\n", (long long)i, after[i], want);
+        assert_true(fabs(after[i] - want) < 1e-9);
+    }
+    free(before), free(grad), free(after);
+    drop(&b);
+}
+
+/* ---- what is not finite ---- */
+
+static void not_finite(void **state) {
+    (void)state;
+    bench b = make("{" TINY "\"bad_steps\":3}");
+    ht_report r = HT_REPORT_INIT;
+    ht_batch batch = HT_BATCH_INIT;
+    OK(cpu, ht_data_draw(b.train, &batch));
+    OK(cpu, ht_trainer_step(b.trainer, &batch, 1, &r));
+    assert_int_equal(r.applied, 1);
+    double first[32], bad[32];
+    OK(cpu, ht_model_read(b.model, 2, first)); /* norm.weight */
+    memcpy(bad, first, sizeof bad);
+    bad[5] = NAN;
+    OK(cpu, ht_model_write(b.model, 2, bad));
+    double *before = weights(b.model);
+    OK(cpu, ht_trainer_step(b.trainer, &batch, 1, &r));
+    double *after = weights(b.model);
+    assert_int_equal(r.applied, 0);
+    assert_false(isfinite(r.loss));
+    assert_memory_equal(before, after, sizeof *before * (size_t)ht_model_parameters(b.model));
+    ht_train_desc desc = HT_TRAIN_DESC_INIT;
+    desc.folder = folder;
+    desc.train = b.train;
+    REFUSED(cpu, ht_train(b.trainer, &desc), HT_DIVERGED, "3 times in a row");
+    OK(cpu, ht_model_write(b.model, 2, first)); /* healed: training goes on */
+    OK(cpu, ht_trainer_step(b.trainer, &batch, 1, &r));
+    assert_int_equal(r.applied, 1);
+    free(before), free(after);
+    drop(&b);
+}
+
+/* ---- runs ---- */
+
+typedef struct stop_at {
+    int64_t step, seen;
+    double last_accuracy;
+} stop_at;
+
+static int tell(void *user, const ht_event *event) {
+    stop_at *s = user;
+    s->seen = event->step;
+    if (event->valid) s->last_accuracy = event->valid->accuracy;
+    return event->step == s->step;
+}
+
+static void train_in(bench *b, const char *name, int64_t stop, int resume) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    mkdir(path, 0777);
+    stop_at s = {.step = stop};
+    ht_train_desc desc = HT_TRAIN_DESC_INIT;
+    desc.folder = path;
+    desc.train = b->train;
+    desc.valid = b->valid;
+    desc.resume = resume;
+    desc.tell = tell;
+    desc.user = &s;
+    OK(cpu, ht_train(b->trainer, &desc));
+    assert_int_equal(s.seen, stop ? stop : b->config.steps);
+}
+
+#define WITH_DROPOUT "{" TINY "\"dropout\":0.1,\"attention_dropout\":0.1,\"accumulate\":2}"
+
+static void repeats(void **state) {
+    (void)state;
+    bench a = make(WITH_DROPOUT), b = make(WITH_DROPOUT);
+    train_in(&a, "repeat-a", 0, 0);
+    train_in(&b, "repeat-b", 0, 0);
+    same_weights(&a, &b);
+    drop(&a);
+    drop(&b);
+    bench c = make("{" TINY "\"dropout\":0.1,\"attention_dropout\":0.1,\"accumulate\":2,\"seed\":2}");
+    bench d = make(WITH_DROPOUT);
+    double *x = weights(c.model), *y = weights(d.model);
+    assert_memory_not_equal(x, y, sizeof *x * (size_t)ht_model_parameters(c.model));
+    free(x), free(y);
+    drop(&c);
+    drop(&d);
+}
+
+/* Stopped at step 7 (between checkpoints) and again at 15: the same bits as in one go. */
+static void resumes(void **state) {
+    (void)state;
+    bench whole = make(WITH_DROPOUT);
+    train_in(&whole, "whole", 0, 0);
+    for (int part = 0; part < 3; part++) {
+        static const int64_t stops[] = {7, 15, 0};
+        bench b = make(WITH_DROPOUT); /* a new process would start like this */
+        train_in(&b, "parts", stops[part], 1);
+        if (part == 2) same_weights(&whole, &b);
+        drop(&b);
+    }
+    drop(&whole);
+}
+
+static int exists(const char *name, const char *file) {
+    char path[160];
+    snprintf(path, sizeof path, "%s/%s/%s", folder, name, file);
+    return access(path, R_OK) == 0;
+}
+
+static void keeps(void **state) {
+    (void)state;
+    bench b = make("{" TINY "\"save_every\":5}");
+    train_in(&b, "keep", 0, 0);
+    assert_true(exists("keep", "step-000000024.safetensors"));
+    assert_true(exists("keep", "step-000000020.safetensors"));
+    assert_false(exists("keep", "step-000000015.safetensors"));
+    assert_true(exists("keep", "best.safetensors"));
+    assert_true(exists("keep", "log.jsonl"));
+    drop(&b);
+}
+
+int main(void) {
+#define OVERFIT "\"layers\":2,\"width\":32,\"heads\":2,\"hidden\":64,\"vocab\":11,\"classes\":4,\"length\":24,\"block\":4," \
+    "\"batch\":6,\"head_hidden\":16,\"rate\":0.003,\"schedule\":\"constant\",\"warmup\":10"
+    static char classify[] = "{" OVERFIT "}", pairs[] = "{" OVERFIT ",\"task\":\"pairs\",\"pool\":\"mean\"}";
+    static char language[] = "{" OVERFIT ",\"task\":\"language\",\"embed_std\":0.5,\"learned\":1,\"rate\":0.01}";
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(overfits, classify), cmocka_unit_test_prestate(overfits, pairs),
+        cmocka_unit_test_prestate(overfits, language), cmocka_unit_test(accumulates),
+        cmocka_unit_test(schedules), cmocka_unit_test(adamw), cmocka_unit_test(not_finite),
+        cmocka_unit_test(repeats), cmocka_unit_test(resumes), cmocka_unit_test(keeps),
+    };
+    return cmocka_run_group_tests_name("train", tests, open_cpu, close_cpu);
+}
