@@ -11,7 +11,8 @@
 #define ABOUT "attention whose cost is linear in the length of the sequence"
 
 static const cli_command *const commands[] = {
-    &cli_info, &cli_attend, &cli_bench_attention, &cli_bench_decode, NULL,
+    &cli_train,           &cli_eval,         &cli_predict, &cli_info, &cli_attend,
+    &cli_bench_attention, &cli_bench_decode, NULL,
 };
 
 /* A command's first word is `word`; for "bench" there are two of them. */
@@ -33,6 +34,7 @@ static const cli_command *find(int *used, int argc, char **argv) {
 
 static int newcomer(void) {
     printf("htransformer %s: " ABOUT "\n"
+           "  htransformer train --run demo   trains a small model on generated expressions\n"
            "  htransformer info               what this build and this machine can do\n"
            "  htransformer bench attention    how fast it is here, against a matrix product\n"
            "  htransformer help attend        attention on your own NumPy files\n"
@@ -63,10 +65,10 @@ static int help_all(const char *group) {
 
 /* Which command or group was meant, when the words name none. */
 static int unknown(int argc, char **argv) {
-    const char *seconds[8] = {0}, *firsts[16] = {"help", "--help", "--version", NULL};
-    char names[8][32];
+    const char *seconds[8] = {0}, *firsts[24] = {"help", "--help", "--version", NULL};
+    char names[16][32];
     int count = 0, first_count = 3;
-    for (int i = 0; commands[i] && i < 8; i++) {
+    for (int i = 0; commands[i] && i < 16; i++) {
         snprintf(names[i], sizeof names[i], "%s", commands[i]->name);
         names[i][strcspn(names[i], " ")] = '\0';
         firsts[first_count++] = names[i];

@@ -160,16 +160,19 @@ static bool parse_fallbacks(void *values, const cli_option *options, bool lists,
 }
 
 static const cli_option *find_option(const cli_option *options, const char *name, size_t n) {
-    for (; options->name; options++)
-        if (strlen(options->name) == n && memcmp(options->name, name, n) == 0) return options;
+    for (; options->name; options++) {
+        size_t i = 0; /* '-' and '_' are the same to us */
+        while (i < n && (options->name[i] == name[i] || (options->name[i] == '_' && name[i] == '-'))) i++;
+        if (i == n && !options->name[n]) return options;
+    }
     return NULL;
 }
 
 static bool unknown_option(const cli_option *options, const char *name, size_t n,
                            cli_error *error) {
-    const char *names[64] = {0};
+    const char *names[128] = {0};
     int count = 0;
-    for (; options->name && count < 62; options++) names[count++] = options->name;
+    for (; options->name && count < 126; options++) names[count++] = options->name;
     names[count] = "help";
     char word[64], hint[64];
     snprintf(word, sizeof word, "%.*s", (int)(n < 63 ? n : 63), name);
@@ -200,11 +203,18 @@ static bool parse_word(void *values, const cli_command *command, int *i, int arg
 bool cli_parse(void *values, const cli_command *command, int argc, char **argv, cli_error *error) {
     if (!parse_fallbacks(values, command->options, false, error)) return false;
     for (int i = 0; i < argc; i++) {
+        const char **word = (const char **)(void *)((char *)values + command->word_offset);
+        if (command->word && !*word && argv[i][0] != '-') {
+            *word = argv[i];
+            continue;
+        }
         if (strncmp(argv[i], "--", 2) != 0 || !argv[i][2])
             return cli_fail(error, "unexpected word '%s': every value follows an option", argv[i]);
         if (!parse_word(values, command, &i, argc, argv, error)) return false;
     }
     if (!parse_fallbacks(values, command->options, true, error)) return false;
+    if (command->word && !*(const char **)(void *)((char *)values + command->word_offset))
+        return cli_fail(error, "%s is missing", command->word);
     for (const cli_option *o = command->options; o->name; o++)
         if (o->required && !*(const char **)((char *)values + o->offset))
             return cli_fail(error, "--%s %s is missing", o->name, o->value);

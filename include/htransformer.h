@@ -283,7 +283,7 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
  * number that has a name (ht_config_choice). */
 #define HT_CONFIG_MAP(X)                                                                            \
     X(CHOICE, task, 0, 0, 2, "what the model does: classify, pairs of texts, or language")          \
-    X(CHOICE, data, 1, 0, 2, "what it learns from: listops (made here), tsv or text")               \
+    X(CHOICE, format, 1, 0, 2, "what it learns from: listops, tsv or text")                         \
     X(CHOICE, attention, 0, 0, 2, "kind of attention")                                              \
     X(CHOICE, query, 0, 0, 3, "query of the coarse levels; auto: mean, in a language model first")  \
     X(INT, block, 16, 2, 65536, "rows of an attention block, even")                                 \
@@ -350,7 +350,7 @@ typedef struct ht_config {
 #define HT_CONFIG_INIT {.size = sizeof(ht_config)}
 
 enum { HT_TASK_CLASSIFY, HT_TASK_PAIRS, HT_TASK_LANGUAGE };
-enum { HT_DATA_LISTOPS, HT_DATA_TSV, HT_DATA_TEXT };
+enum { HT_FORMAT_LISTOPS, HT_FORMAT_TSV, HT_FORMAT_TEXT };
 enum { HT_POOL_CLS, HT_POOL_FIRST, HT_POOL_MEAN, HT_POOL_MEAN_ALL };
 enum { HT_ROTARY_NONE, HT_ROTARY_LEVEL0, HT_ROTARY_ALL };
 enum { HT_SCHEDULE_CONSTANT, HT_SCHEDULE_RSQRT, HT_SCHEDULE_COSINE, HT_SCHEDULE_LINEAR };
@@ -391,7 +391,7 @@ typedef enum ht_part { HT_PART_TRAIN = 0, HT_PART_VALID = 1, HT_PART_TEST = 2 } 
 
 typedef struct ht_data_desc {
     size_t size;
-    const ht_config *config; /* data, task, length, classes, batch, seeds */
+    const ht_config *config; /* format, task, length, classes, batch, seeds */
     const char *path;        /* tsv, text: a file, a folder (all its files, by name) or "-" for stdin; gzip and
                                 zstd are recognised. listops: NULL makes them, else a tsv of label and expression */
     ht_part part;            /* tsv, text with holdout; listops made here */

@@ -27,6 +27,11 @@ typedef struct hti_model_kernels {
 
 extern const hti_model_kernels hti_model_f64, hti_model_f32, hti_model_avx2, hti_model_avx512;
 
+/* Threads for a loop over `work` numbers: a short one is done before a second thread has woken up. */
+static inline int hti_cpu_team(const ht_context *ctx, int64_t work) {
+    return work < 1 << 16 ? 1 : ctx->threads;
+}
+
 ht_status hti_cpu_gemm_plain(ht_context *ctx, const hti_gemm *call);
 ht_status hti_cpu_gemm_blas(ht_context *ctx, const hti_gemm *call); /* float by CBLAS; double plain */
 

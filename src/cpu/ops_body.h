@@ -13,7 +13,9 @@
 #define SIMD _Pragma("omp simd")
 #define SIMD_SUM(s) SIMD_SUM_(omp simd reduction(+ : s))
 #define SIMD_SUM_(x) _Pragma(#x)
-#define ROWS _Pragma("omp parallel for num_threads(ctx->threads) schedule(static)")
+#define PRAGMA(x) _Pragma(#x)
+/* splits a loop that touches `work` numbers in all */
+#define ROWS(work) PRAGMA(omp parallel for num_threads(hti_cpu_team(ctx, work)) schedule(static))
 enum { SPAN = 256 }; /* columns of a dropout mask made at a time */
 
 /* ---- dropout ---- */
@@ -45,7 +47,7 @@ static void FN(drop_row)(real *y, const real *x, const hti_random *d, int64_t ro
 
 static void FN(embed_forward)(ht_context *ctx, const hti_embed_call *e) {
     int64_t w = e->width;
-    ROWS for (int64_t r = 0; r < e->rows; r++) {
+    ROWS(e->rows * w) for (int64_t r = 0; r < e->rows; r++) {
         const real *from = e->tokens[r] < 0 ? e->cls : (const real *)e->table + e->tokens[r] * w;
         const real *learned = e->learned ? (const real *)e->learned + e->positions[r] * w : NULL;
         const real *fixed = e->fixed ? (const real *)e->fixed + e->positions[r] * w : NULL;
@@ -59,7 +61,7 @@ static void FN(embed_forward)(ht_context *ctx, const hti_embed_call *e) {
 /* Threads share the columns, so that rows of one token never meet. */
 static void FN(embed_backward)(ht_context *ctx, const hti_embed_call *e) {
     int64_t w = e->width, spans = (w + SPAN - 1) / SPAN;
-    ROWS for (int64_t span = 0; span < spans; span++) {
+    ROWS(e->rows * w) for (int64_t span = 0; span < spans; span++) {
         int64_t c0 = span * SPAN;
         int n = w - c0 < SPAN ? (int)(w - c0) : SPAN;
         real mask[SPAN];
@@ -81,7 +83,7 @@ static void FN(embed_backward)(ht_context *ctx, const hti_embed_call *e) {
 static void FN(norm_forward)(ht_context *ctx, const hti_norm_call *a) {
     int64_t w = a->width;
     const real *scale = a->scale, *shift = a->shift;
-    ROWS for (int64_t r = 0; r < a->rows; r++) {
+    ROWS(a->rows * w * 2) for (int64_t r = 0; r < a->rows; r++) {
         const real *x = (const real *)a->x + r * w, *s = x;
         real *out = (real *)a->out + r * w, *stats = (real *)a->stats + 2 * r, sum = 0, square = 0;
         if (a->y) {
@@ -127,8 +129,8 @@ static void FN(norm_back_row)(const hti_norm_call *a, int64_t r) {
 
 static void FN(norm_backward)(ht_context *ctx, const hti_norm_call *a) {
     int64_t w = a->width, spans = (w + SPAN - 1) / SPAN;
-    ROWS for (int64_t r = 0; r < a->rows; r++) FN(norm_back_row)(a, r);
-    ROWS for (int64_t span = 0; span < spans; span++) {
+    ROWS(a->rows * w * 2) for (int64_t r = 0; r < a->rows; r++) FN(norm_back_row)(a, r);
+    ROWS(a->rows * w * 2) for (int64_t span = 0; span < spans; span++) {
         int64_t c0 = span * SPAN;
         int n = w - c0 < SPAN ? (int)(w - c0) : SPAN;
         real dscale[SPAN] = {0}, dshift[SPAN] = {0};
@@ -176,12 +178,12 @@ static void FN(activate_row)(const hti_linear_call *a, int64_t r) {
 }
 
 static void FN(activate)(ht_context *ctx, const hti_linear_call *a) {
-    ROWS for (int64_t r = 0; r < a->rows; r++) FN(activate_row)(a, r);
+    ROWS(a->rows * a->out * 2) for (int64_t r = 0; r < a->rows; r++) FN(activate_row)(a, r);
 }
 
 static void FN(activate_back)(ht_context *ctx, const hti_linear_call *a) {
     int64_t w = a->out;
-    ROWS for (int64_t r = 0; r < a->rows; r++) {
+    ROWS(a->rows * w * 2) for (int64_t r = 0; r < a->rows; r++) {
         real *d = (real *)a->dy + r * w;
         const real *pre = (const real *)a->pre + r * w;
         if (a->drop.p > 0) FN(drop_row)(d, d, &a->drop, r, w);
@@ -198,7 +200,7 @@ static void FN(activate_back)(ht_context *ctx, const hti_linear_call *a) {
 
 static void FN(column_sums)(ht_context *ctx, void *sums, const void *x, int64_t rows, int64_t width) {
     int64_t spans = (width + SPAN - 1) / SPAN;
-    ROWS for (int64_t span = 0; span < spans; span++) {
+    ROWS(rows * width) for (int64_t span = 0; span < spans; span++) {
         int64_t c0 = span * SPAN;
         int n = width - c0 < SPAN ? (int)(width - c0) : SPAN;
         real acc[SPAN] = {0};
@@ -214,7 +216,7 @@ static void FN(column_sums)(ht_context *ctx, void *sums, const void *x, int64_t 
 
 static void FN(rotary)(ht_context *ctx, const hti_rotary_call *a) {
     int64_t half = a->head_dim / 2;
-    ROWS for (int64_t r = 0; r < a->rows; r++) {
+    ROWS(a->rows * a->heads * a->head_dim) for (int64_t r = 0; r < a->rows; r++) {
         const real *turn = (const real *)a->turn + a->positions[r] * half * 2;
         for (int64_t h = 0; h < a->heads; h++) {
             real *x = (real *)a->x + r * a->row_stride + h * a->head_dim;
@@ -243,7 +245,7 @@ static int FN(pool_takes)(const hti_pool_call *a, int64_t row) {
 
 static void FN(pool_forward)(ht_context *ctx, const hti_pool_call *a) {
     int64_t w = a->width;
-    ROWS for (int64_t b = 0; b < a->sequences; b++) {
+    ROWS(a->rows * w) for (int64_t b = 0; b < a->sequences; b++) {
         real *out = (real *)a->out + b * w, weight = FN(pool_weight)(a, b);
         const real *x = (const real *)a->x + a->start[b] * w;
         memset(out, 0, sizeof(real) * (size_t)w);
@@ -261,7 +263,7 @@ static void FN(pool_forward)(ht_context *ctx, const hti_pool_call *a) {
 static void FN(pool_backward)(ht_context *ctx, const hti_pool_call *a) {
     int64_t w = a->width;
     memset(a->dx, 0, sizeof(real) * (size_t)(a->rows * w));
-    ROWS for (int64_t b = 0; b < a->sequences; b++) {
+    ROWS(a->rows * w) for (int64_t b = 0; b < a->sequences; b++) {
         const real *dout = (const real *)a->dout + b * w;
         real *dx = (real *)a->dx + a->start[b] * w, weight = FN(pool_weight)(a, b);
         if (a->kind == HTI_POOL_FIRST) {
@@ -305,7 +307,7 @@ static void FN(loss_rows)(ht_context *ctx, const hti_loss_call *a, void *logits,
         int64_t from = chunk * CHUNK, to = rows < from + CHUNK ? rows : from + CHUNK;
         double loss[CHUNK];
         int hit[CHUNK];
-        ROWS for (int64_t r = from; r < to; r++) {
+        ROWS((to - from) * n * 4) for (int64_t r = from; r < to; r++) {
             real *z = (real *)logits + r * n;
             int64_t target = a->targets[first + r], i = r - from;
             loss[i] = 0, hit[i] = 0;
@@ -330,7 +332,7 @@ static void FN(square)(ht_context *ctx, hti_step *step, const void *grad, int64_
     double partial[GROUP];
     for (int64_t group = 0; group < chunks; group += GROUP) {
         int64_t end = chunks < group + GROUP ? chunks : group + GROUP;
-        ROWS for (int64_t k = group; k < end; k++) {
+        ROWS(count) for (int64_t k = group; k < end; k++) {
             int64_t to = count < (k + 1) * CHUNK ? count : (k + 1) * CHUNK;
             double sum = 0;
             SIMD_SUM(sum) for (int64_t i = k * CHUNK; i < to; i++) sum += (double)g[i] * (double)g[i];
@@ -353,7 +355,7 @@ static void FN(adamw)(ht_context *ctx, const hti_adamw_call *a) {
     real *restrict p = a->p, *restrict m = a->m, *restrict v = a->v;
     const real *restrict grad = a->g;
     int64_t chunks = (a->count + CHUNK - 1) / CHUNK;
-    ROWS for (int64_t k = 0; k < chunks; k++) {
+    ROWS(a->count * 4) for (int64_t k = 0; k < chunks; k++) {
         int64_t to = a->count < (k + 1) * CHUNK ? a->count : (k + 1) * CHUNK;
         SIMD for (int64_t i = k * CHUNK; i < to; i++) {
             real g = grad[i] * shrink;
@@ -369,7 +371,7 @@ static void FN(adamw)(ht_context *ctx, const hti_adamw_call *a) {
 /* Row i of C: sums in the order of k, vectorised over the columns. */
 static void FN(gemm)(ht_context *ctx, const hti_gemm *g) {
     const real *a = g->a, *b = g->b;
-    ROWS for (int64_t i = 0; i < g->m; i++) {
+    ROWS(g->m * g->n * g->k / 4) for (int64_t i = 0; i < g->m; i++) {
         real *c = (real *)g->c + i * g->ldc;
         if (!g->accumulate) memset(c, 0, sizeof(real) * (size_t)g->n);
         if (g->transpose_b) {

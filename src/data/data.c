@@ -54,8 +54,8 @@ static ht_status fill(ht_data *d, const ht_data_desc *desc) {
     const ht_config *c = &d->config;
     d->tokens.ctx = d->starts.ctx = d->labels.ctx = d->ctx;
     TRY(hti_buffer_add(&d->starts, &zero, sizeof zero));
-    if (c->data == HT_DATA_TEXT) TRY(hti_text_read(d, desc));
-    else if (c->data == HT_DATA_LISTOPS && !desc->path) TRY(hti_listops_make(d, desc));
+    if (c->format == HT_FORMAT_TEXT) TRY(hti_text_read(d, desc));
+    else if (c->format == HT_FORMAT_LISTOPS && !desc->path) TRY(hti_listops_make(d, desc));
     else TRY(hti_tsv_read(d, desc));
     CHECK(d->ctx, d->items > 0, HT_INVALID, "%s has no items%s", desc->path ? desc->path : "the data",
           desc->holdout > 0 ? " in this part; hold out a larger or smaller share" : "");
@@ -214,7 +214,7 @@ ht_status ht_data_seek(ht_data *d, int64_t position) {
 ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text, size_t bytes, int32_t *tokens,
                          int64_t room, int64_t *count) {
     CHECK(ctx, text && count && (tokens || room == 0), HT_INVALID, "ht_data_encode: NULL pointer");
-    if (config->data != HT_DATA_LISTOPS) {
+    if (config->format != HT_FORMAT_LISTOPS) {
         for (size_t i = 0; i < bytes && (int64_t)i < room; i++) tokens[i] = (unsigned char)text[i] + 1;
         *count = (int64_t)bytes;
         return HT_OK;

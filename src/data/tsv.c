@@ -55,7 +55,7 @@ static ht_status add_expression(ht_data *d, const char *text, size_t bytes) {
 
 static ht_status add_text(ht_data *d, const place *at, const char *text, size_t bytes) {
     CHECK(d->ctx, bytes > 0, HT_FORMAT, "%s:%lld: the text is empty", at->name, at->line);
-    if (d->config.data != HT_DATA_LISTOPS) return hti_data_add_bytes(d, text, bytes);
+    if (d->config.format != HT_FORMAT_LISTOPS) return hti_data_add_bytes(d, text, bytes);
     ht_status status = add_expression(d, text, bytes);
     if (status != HT_FORMAT) return status;
     char why[256];

@@ -29,7 +29,7 @@ static const struct {
     const char *key, *names[5];
 } choices[] = {
     {"task", {"classify", "pairs", "language"}},
-    {"data", {"listops", "tsv", "text"}},
+    {"format", {"listops", "tsv", "text"}},
     {"attention", {"hierarchical", "full", "local"}},
     {"query", {"auto", "mean", "first", "fine"}},
     {"pool", {"cls", "first", "mean", "mean_all"}},
@@ -74,24 +74,24 @@ static const struct {
     const char *name, *about, *json;
 } presets[] = {
     {"small", "a classifier of texts (tsv) that trains on a CPU",
-     "{" SMALL "\"data\":\"tsv\",\"length\":1024,\"dropout\":0.1,\"steps\":1000,\"clip\":1}"},
+     "{" SMALL "\"format\":\"tsv\",\"length\":1024,\"dropout\":0.1,\"steps\":1000,\"clip\":1}"},
     {"small-listops", "ListOps with short expressions, minutes on a CPU",
-     "{" SMALL "\"data\":\"listops\",\"vocab\":17,\"classes\":10,\"length\":64,\"block\":8,\"listops_min\":8,"
+     "{" SMALL "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"length\":64,\"block\":8,\"listops_min\":8,"
      "\"listops_max\":64,\"listops_depth\":4,\"listops_arguments\":5,\"train_items\":50000,"
      "\"valid_items\":1000,\"batch\":32,\"steps\":1500,\"warmup\":100,\"rate\":0.001,\"clip\":1}"},
     {"small-text", "a language model of bytes that trains on a CPU",
-     "{\"task\":\"language\",\"data\":\"text\",\"layers\":4,\"width\":128,\"heads\":4,\"hidden\":512,"
+     "{\"task\":\"language\",\"format\":\"text\",\"layers\":4,\"width\":128,\"heads\":4,\"hidden\":512,"
      "\"sinusoidal\":0,\"rotary\":\"level0\",\"length\":512,\"batch\":8,\"steps\":2000,\"clip\":1,"
      "\"weight_decay\":0.1,\"warmup\":100,\"rate\":0.001}"},
     {"listops", "Long Range Arena ListOps, 8.9 million parameters",
-     "{" LRA RSQRT "\"data\":\"listops\",\"vocab\":17,\"classes\":10,\"layers\":4,\"heads\":8,\"width\":512,"
+     "{" LRA RSQRT "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"layers\":4,\"heads\":8,\"width\":512,"
      "\"hidden\":1024,\"head_hidden\":1024,\"length\":2000,\"batch\":32,\"steps\":5000,\"warmup\":1000,"
      "\"eval_every\":50}"},
     {"text", "Long Range Arena Text (bytes of reviews), 3.5 million parameters",
-     "{" LRA RSQRT "\"data\":\"tsv\",\"layers\":4,\"heads\":4,\"width\":256,\"hidden\":1024,\"head_hidden\":1024,"
+     "{" LRA RSQRT "\"format\":\"tsv\",\"layers\":4,\"heads\":4,\"width\":256,\"hidden\":1024,\"head_hidden\":1024,"
      "\"length\":4000,\"batch\":32,\"steps\":20000,\"warmup\":8000,\"eval_every\":100}"},
     {"retrieval", "Long Range Arena Retrieval (pairs of papers), 1.1 million parameters",
-     "{" LRA RSQRT "\"task\":\"pairs\",\"data\":\"tsv\",\"pool\":\"first\",\"layers\":4,\"heads\":4,\"width\":128,"
+     "{" LRA RSQRT "\"task\":\"pairs\",\"format\":\"tsv\",\"pool\":\"first\",\"layers\":4,\"heads\":4,\"width\":128,"
      "\"hidden\":512,\"head_hidden\":512,\"length\":4000,\"batch\":32,\"steps\":5000,\"warmup\":8000,"
      "\"eval_every\":100}"},
     {"image", "Long Range Arena Image (gray CIFAR-10), 0.25 million parameters",
@@ -108,11 +108,11 @@ static const struct {
      "\"length\":16384,\"batch\":64,\"steps\":500000,\"rate\":1e-3,\"warmup\":2500,\"clip\":1,"
      "\"eval_every\":2500}"},
     {"lm-53m", "the paper's smaller language model",
-     "{\"task\":\"language\",\"data\":\"text\",\"layers\":6,\"heads\":8,\"width\":512,\"hidden\":2048,"
+     "{\"task\":\"language\",\"format\":\"text\",\"layers\":6,\"heads\":8,\"width\":512,\"hidden\":2048,"
      "\"vocab\":33000,\"length\":1024,\"dropout\":0.1,\"weight_decay\":0.1,\"clip\":1,\"steps\":100000,"
      "\"warmup\":4000,\"schedule\":\"rsqrt\",\"rate\":0.05}"},
     {"lm-144m", "the paper's larger language model",
-     "{\"task\":\"language\",\"data\":\"text\",\"layers\":6,\"heads\":8,\"width\":1024,\"hidden\":4096,"
+     "{\"task\":\"language\",\"format\":\"text\",\"layers\":6,\"heads\":8,\"width\":1024,\"hidden\":4096,"
      "\"vocab\":33000,\"length\":1024,\"dropout\":0.1,\"weight_decay\":0.1,\"clip\":1,\"steps\":100000,"
      "\"warmup\":4000,\"schedule\":\"rsqrt\",\"rate\":0.05}"},
 };

@@ -29,7 +29,7 @@ static int close_cpu(void **state) {
 
 #define TINY "\"layers\":1,\"width\":32,\"heads\":2,\"hidden\":48,\"vocab\":17,\"classes\":10,\"length\":40,\"block\":4," \
     "\"batch\":8,\"head_hidden\":16,\"rate\":0.003,\"warmup\":5,\"schedule\":\"constant\",\"clip\":1," \
-    "\"data\":\"listops\",\"listops_min\":4,\"listops_max\":40,\"listops_depth\":3,\"listops_arguments\":4," \
+    "\"format\":\"listops\",\"listops_min\":4,\"listops_max\":40,\"listops_depth\":3,\"listops_arguments\":4," \
     "\"train_items\":200,\"valid_items\":50,\"eval_every\":10,\"steps\":24,\"keep\":2,"
 
 typedef struct bench {
@@ -45,7 +45,7 @@ static bench make(const char *json) {
     desc.config = &b.config;
     OK(cpu, ht_model_create(&b.model, cpu, &b.config));
     OK(cpu, ht_trainer_create(&b.trainer, b.model, NULL));
-    if (b.config.data == HT_DATA_LISTOPS) {
+    if (b.config.format == HT_FORMAT_LISTOPS) {
         OK(cpu, ht_data_open(&b.train, cpu, &desc));
         desc.part = HT_PART_VALID;
         OK(cpu, ht_data_open(&b.valid, cpu, &desc));

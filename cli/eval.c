@@ -1,0 +1,142 @@
+/*
+ * htransformer eval: how good a trained model is on data, with the error that the number of items leaves.
+ */
+#include "json.h"
+#include "run.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct eval_values {
+    const char *run, *data, *device;
+    int64_t threads;
+    int json, last, part;
+} eval_values;
+
+static const char *const parts[] = {"train", "valid", "test", NULL};
+
+static const cli_option options[] = {
+    {"data", CLI_READ, offsetof(eval_values, data), "PATH",
+     .help = "a file, folder or - for stdin, as in train; a ListOps model makes its own"},
+    {"part", CLI_CHOICE, offsetof(eval_values, part), NULL, "test", parts,
+     .help = "which of the generated ListOps expressions"},
+    {"last", CLI_FLAG, offsetof(eval_values, last), .help = "the newest checkpoint, not the best"},
+    {"json", CLI_FLAG, offsetof(eval_values, json), .help = "one JSON object instead of text"},
+    {"device", CLI_TEXT, offsetof(eval_values, device), "NAME", .help = "as in htransformer info"},
+    {"threads", CLI_INT, offsetof(eval_values, threads), "N", "0", .min = 0, .max = 4096,
+     .help = "CPU threads; 0: all"},
+    {0},
+};
+
+/* Sums over items; of a language model an item is a window, its score the mean loss in bits. */
+typedef struct totals {
+    double loss, correct, targets; /* over targets */
+    double items, sum, square;     /* language: of the windows' mean bits */
+    double majority;
+} totals;
+
+/* The spread of a language model's windows. */
+static bool add_windows(totals *t, run_model *m, const ht_batch *batch, float *losses) {
+    if (ht_trainer_predict(m->trainer, batch, losses) != HT_OK) return false;
+    for (int64_t i = 0; i < batch->sequences; i++) {
+        double sum = 0, n = 0;
+        for (int32_t k = batch->cu_seqlens[i]; k < batch->cu_seqlens[i + 1]; k++)
+            if (batch->targets[k] >= 0) sum += losses[k], n++;
+        if (n == 0) continue;
+        double bits = sum / n / log(2);
+        t->sum += bits;
+        t->square += bits * bits;
+        t->items++;
+    }
+    return true;
+}
+
+static bool evaluate(totals *t, run_model *m, ht_data *data, cli_error *error) {
+    ht_batch batch = HT_BATCH_INIT;
+    ht_status status;
+    bool language = m->config.task == HT_TASK_LANGUAGE;
+    float *losses = language ? malloc(sizeof *losses * (size_t)(m->config.batch * m->config.length)) : NULL;
+    bool good = !language || losses || cli_fail(error, "out of memory");
+    while (good && (status = ht_data_next(data, &batch)) != HT_END) {
+        ht_report r = HT_REPORT_INIT;
+        good = status == HT_OK && ht_trainer_evaluate(m->trainer, &batch, &r) == HT_OK &&
+               (!language || add_windows(t, m, &batch, losses));
+        if (!good) cli_fail(error, "%s", ht_context_error(m->ctx));
+        t->loss += r.loss * (double)r.targets;
+        t->correct += (double)r.correct;
+        t->targets += (double)r.targets;
+    }
+    free(losses);
+    return good;
+}
+
+static void print(const totals *t, const run_model *m, int as_json) {
+    bool language = m->config.task == HT_TASK_LANGUAGE;
+    double loss = t->loss / t->targets, share = t->correct / t->targets;
+    double error = sqrt(share * (1 - share) / t->targets), bits = loss / log(2), spread = 0;
+    if (t->items > 1) spread = sqrt(fmax(0, t->square / t->items - pow(t->sum / t->items, 2)) / (t->items - 1));
+    if (as_json) {
+        json_writer json = {.out = stdout};
+        json_open(&json, NULL, '{');
+        json_text(&json, "model", m->path);
+        json_int(&json, "targets", (int64_t)t->targets);
+        json_real(&json, "loss", loss);
+        json_real(&json, "accuracy", share);
+        json_real(&json, "accuracy_error", error);
+        if (language) json_real(&json, "bits_per_byte", bits);
+        if (language) json_real(&json, "bits_per_byte_error", spread);
+        if (!language) json_real(&json, "majority", t->majority);
+        json_close(&json, '}');
+        putchar('\n');
+    } else if (language) {
+        printf("%.4f +- %.4f bits per byte over %.0f bytes (%s)\n", bits, spread, t->targets, m->path);
+    } else {
+        printf("accuracy %.2f +- %.2f %% of %.0f items, loss %.4f; the largest class alone %.2f %% (%s)\n", 100 * share,
+               100 * error, t->targets, loss, 100 * t->majority, m->path);
+    }
+}
+
+static bool open_data(ht_data **out, run_model *m, const eval_values *v, double *majority, cli_error *error) {
+    ht_data_desc desc = HT_DATA_DESC_INIT;
+    ht_data_info info = HT_DATA_INFO_INIT;
+    desc.config = &m->config;
+    desc.path = v->data;
+    desc.part = (ht_part)v->part;
+    if (!v->data && m->config.format != HT_FORMAT_LISTOPS)
+        return cli_fail(error, "--data is missing: what should it be evaluated on?");
+    if (ht_data_open(out, m->ctx, &desc) != HT_OK || ht_data_get_info(*out, &info) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(m->ctx));
+    *majority = info.majority;
+    return true;
+}
+
+static int run(const void *values) {
+    const eval_values *v = values;
+    run_model m;
+    totals t = {0};
+    ht_data *data = NULL;
+    cli_error error = {""};
+    int code;
+    if (!run_open(&m, v->run, v->last, v->device, v->threads, &code, &error)) {
+        cli_say("eval", "%s", error.text);
+        return code;
+    }
+    bool good = open_data(&data, &m, v, &t.majority, &error) && evaluate(&t, &m, data, &error);
+    if (good) print(&t, &m, v->json);
+    else cli_say("eval", "%s", error.text);
+    ht_data_close(data);
+    run_close(&m);
+    return good ? CLI_OK : CLI_FAILED;
+}
+
+const cli_command cli_eval = {
+    .name = "eval",
+    .summary = "accuracy or bits per byte of a trained model, with standard error",
+    .about = "RUN is a run folder of train, or a checkpoint itself.\n",
+    .options = options,
+    .word = "RUN",
+    .word_offset = offsetof(eval_values, run),
+    .values_bytes = sizeof(eval_values),
+    .run = run,
+};

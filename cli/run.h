@@ -1,0 +1,36 @@
+/*
+ * Run folders: what train leaves and what eval and predict take.
+ *
+ *     config.json               the resolved configuration
+ *     run.json                  where the data came from
+ *     log.jsonl                 one line per step and per evaluation
+ *     step-N.safetensors        checkpoints to go on from
+ *     best.safetensors          the weights with the best evaluation
+ */
+#ifndef CLI_RUN_H
+#define CLI_RUN_H
+
+#include "commands.h"
+
+/* A model that was found, and something to compute with. */
+typedef struct run_model {
+    ht_context *ctx;
+    ht_model *model;
+    ht_trainer *trainer;
+    ht_config config;
+    char path[4096]; /* the file it came from */
+} run_model;
+
+/* `run`: a folder, or a checkpoint itself. last: the newest checkpoint instead of the best. */
+bool run_open(run_model *out, const char *run, int last, const char *device, int64_t threads, int *code,
+              cli_error *error);
+void run_close(run_model *m);
+
+/* "folder/name" into out [4096]. */
+bool run_path(char *out, const char *folder, const char *name, cli_error *error);
+
+/* A small text file, from malloc; NULL and a sentence if it cannot be read. */
+char *run_read_text(const char *path, cli_error *error);
+bool run_write_text(const char *path, const char *text, cli_error *error);
+
+#endif

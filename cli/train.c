@@ -1,0 +1,279 @@
+/*
+ * htransformer train: a configuration (preset, then file, then flags), data, a run folder; trains and tells.
+ */
+#include "json.h"
+#include "progress.h"
+#include "run.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* What the user gave for each key of a configuration, as text; NULL: nothing. */
+typedef struct given {
+#define FIELD(type, name, fallback, least, most, help) const char *name;
+    HT_CONFIG_MAP(FIELD)
+} given;
+
+typedef struct train_values {
+    const char *run, *preset, *config, *data, *valid, *device;
+    double holdout;
+    int64_t threads;
+    int resume, quiet;
+    given key;
+} train_values;
+
+static const cli_option options[] = {
+    {"run", CLI_TEXT, offsetof(train_values, run), "FOLDER", .required = 1, .help = "where the run is kept"},
+    {"data", CLI_READ, offsetof(train_values, data), "PATH",
+     .help = "a file, a folder or - for stdin: label<TAB>text lines, or plain text for a language model; gzip and "
+             "zstd are recognised. Without it ListOps expressions are made"},
+    {"valid", CLI_READ, offsetof(train_values, valid), "PATH", .help = "data to validate on; else --holdout"},
+    {"holdout", CLI_REAL, offsetof(train_values, holdout), "SHARE", "0.1", .min = 0, .max = 1,
+     .help = "share of --data that is kept for validation if there is no --valid"},
+    {"preset", CLI_TEXT, offsetof(train_values, preset), "NAME",
+     .help = "start from these settings; default small-listops, with --data small"},
+    {"config", CLI_READ, offsetof(train_values, config), "FILE", .help = "JSON object of settings, over the preset"},
+    {"resume", CLI_FLAG, offsetof(train_values, resume), .help = "go on with the run in the folder, bit for bit"},
+    {"device", CLI_TEXT, offsetof(train_values, device), "NAME", .help = "as in htransformer info"},
+    {"threads", CLI_INT, offsetof(train_values, threads), "N", "0", .min = 0, .max = 4096,
+     .help = "CPU threads; 0: all"},
+    {"quiet", CLI_FLAG, offsetof(train_values, quiet), .help = "no lines about steps"},
+#define OPTION(type, name, fallback, least, most, about) \
+    {#name, CLI_TEXT, offsetof(train_values, key.name), "X", .help = about " (" #fallback ")"},
+    HT_CONFIG_MAP(OPTION)
+    {0},
+};
+
+static volatile sig_atomic_t stopped;
+
+static void on_signal(int number) { stopped = number; }
+
+/* The first signal ends the run after its step; the second one has its usual effect. */
+static void catch_signals(void) {
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+/* ---- the configuration: preset or old run, file, flags ---- */
+
+static bool is_number(const char *text) {
+    char *end;
+    strtod(text, &end);
+    return end != text && *end == '\0';
+}
+
+/* One flag as a JSON object, so that the library checks it like any other source. */
+static bool set_key(ht_context *ctx, ht_config *config, const char *name, const char *text, cli_error *error) {
+    cJSON *root = cJSON_CreateObject();
+    if (is_number(text)) cJSON_AddRawToObject(root, name, text);
+    else cJSON_AddStringToObject(root, name, text);
+    char *json = cJSON_PrintUnformatted(root);
+    ht_status status = json ? ht_config_read_json(ctx, config, json) : HT_NOMEM;
+    cJSON_free(json);
+    cJSON_Delete(root);
+    return status == HT_OK || cli_fail(error, "--%s: %s", name, ht_context_error(ctx));
+}
+
+static bool set_keys(ht_context *ctx, ht_config *config, const given *key, cli_error *error) {
+#define SET(type, name, fallback, least, most, help) \
+    if (key->name && !set_key(ctx, config, #name, key->name, error)) return false;
+    HT_CONFIG_MAP(SET)
+    return true;
+}
+
+static bool read_config(ht_context *ctx, ht_config *config, const char *path, cli_error *error) {
+    char *text = run_read_text(path, error);
+    if (!text) return false;
+    ht_status status = ht_config_read_json(ctx, config, text);
+    free(text);
+    return status == HT_OK || cli_fail(error, "%s: %s", path, ht_context_error(ctx));
+}
+
+static bool make_config(ht_context *ctx, ht_config *config, const train_values *v, cli_error *error) {
+    const char *preset = v->preset ? v->preset : v->data ? "small" : "small-listops";
+    if (ht_config_preset(ctx, config, v->resume ? NULL : preset) != HT_OK)
+        return cli_fail(error, "--preset: %s", ht_context_error(ctx));
+    if (v->resume) {
+        char path[4096];
+        if (!run_path(path, v->run, "config.json", error) || !read_config(ctx, config, path, error)) return false;
+    }
+    if (v->config && !read_config(ctx, config, v->config, error)) return false;
+    if (!set_keys(ctx, config, &v->key, error)) return false;
+    return ht_config_check(ctx, config) == HT_OK || cli_fail(error, "%s", ht_context_error(ctx));
+}
+
+/* ---- where the data is; kept in run.json for --resume ---- */
+
+typedef struct places {
+    char data[4096], valid[4096]; /* "": none */
+    double holdout;
+} places;
+
+static bool read_places(places *out, const char *run, cli_error *error) {
+    char path[4096], *text;
+    if (!run_path(path, run, "run.json", error) || !(text = run_read_text(path, error))) return false;
+    cJSON *root = cJSON_Parse(text);
+    const cJSON *data = cJSON_GetObjectItemCaseSensitive(root, "data");
+    const cJSON *valid = cJSON_GetObjectItemCaseSensitive(root, "valid");
+    const cJSON *holdout = cJSON_GetObjectItemCaseSensitive(root, "holdout");
+    bool good = cJSON_IsString(data) && cJSON_IsString(valid) && cJSON_IsNumber(holdout);
+    if (good) {
+        snprintf(out->data, sizeof out->data, "%s", data->valuestring);
+        snprintf(out->valid, sizeof out->valid, "%s", valid->valuestring);
+        out->holdout = holdout->valuedouble;
+    }
+    cJSON_Delete(root);
+    free(text);
+    return good || cli_fail(error, "%s is damaged", path);
+}
+
+static bool write_places(const places *p, const char *run, cli_error *error) {
+    char path[4096];
+    cJSON *root = cJSON_CreateObject();
+    cJSON_AddStringToObject(root, "version", ht_version());
+    cJSON_AddStringToObject(root, "data", p->data);
+    cJSON_AddStringToObject(root, "valid", p->valid);
+    cJSON_AddNumberToObject(root, "holdout", p->holdout);
+    char *text = cJSON_Print(root);
+    bool good = text && run_path(path, run, "run.json", error) && run_write_text(path, text, error);
+    cJSON_free(text);
+    cJSON_Delete(root);
+    return good;
+}
+
+static bool make_places(places *out, const train_values *v, cli_error *error) {
+    *out = (places){.holdout = v->holdout};
+    if (v->resume && !read_places(out, v->run, error)) return false;
+    if (v->data) snprintf(out->data, sizeof out->data, "%s", v->data);
+    if (v->valid) snprintf(out->valid, sizeof out->valid, "%s", v->valid);
+    return true;
+}
+
+/* ---- the run folder ---- */
+
+static bool make_folder(const train_values *v, cli_error *error) {
+    char path[4096];
+    if (!run_path(path, v->run, "config.json", error)) return false;
+    bool there = access(path, F_OK) == 0;
+    if (v->resume && !there) return cli_fail(error, "%s holds no run to go on with", v->run);
+    if (!v->resume && there)
+        return cli_fail(error, "%s already holds a run: --resume goes on with it, another --run starts a new one",
+                        v->run);
+    if (mkdir(v->run, 0777) != 0 && errno != EEXIST)
+        return cli_fail(error, "%s could not be made: %s", v->run, strerror(errno));
+    return true;
+}
+
+static bool write_folder(ht_context *ctx, const ht_config *config, const places *p, const char *run,
+                         cli_error *error) {
+    char text[8192], path[4096];
+    if (ht_config_write_json(ctx, config, text, sizeof text, NULL) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(ctx));
+    return run_path(path, run, "config.json", error) && write_places(p, run, error) &&
+           run_write_text(path, text, error);
+}
+
+/* ---- data ---- */
+
+static bool open_part(ht_data **out, ht_context *ctx, const ht_config *config, const places *p, ht_part part,
+                      cli_error *error) {
+    ht_data_desc desc = HT_DATA_DESC_INIT;
+    bool own = part == HT_PART_VALID && p->valid[0];
+    desc.config = config;
+    desc.part = part;
+    desc.path = own ? p->valid : p->data[0] ? p->data : NULL;
+    desc.holdout = desc.path && !p->valid[0] ? p->holdout : 0;
+    if (part == HT_PART_VALID && desc.path && !own && p->holdout == 0) return true; /* none wanted */
+    return ht_data_open(out, ctx, &desc) == HT_OK || cli_fail(error, "%s", ht_context_error(ctx));
+}
+
+/* ---- the run ---- */
+
+typedef struct run_parts {
+    ht_config config;
+    places where;
+    ht_context *ctx;
+    ht_data *train, *valid;
+    ht_model *model;
+    ht_trainer *trainer;
+} run_parts;
+
+static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
+    ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
+    if (!make_folder(v, error) || !make_places(&p->where, v, error) || !make_config(p->ctx, &p->config, v, error))
+        return false;
+    if (!p->where.data[0] && p->config.format != HT_FORMAT_LISTOPS)
+        return cli_fail(error, "--data is missing: the settings ask for format %s",
+                        ht_config_choice("format", (int)p->config.format));
+    if (strcmp(p->where.data, "-") == 0 && !p->where.valid[0] && p->where.holdout > 0)
+        return cli_fail(error, "stdin can be read only once: give --valid FILE or --holdout 0 with --data -");
+    if (!open_part(&p->train, p->ctx, &p->config, &p->where, HT_PART_TRAIN, error) ||
+        !open_part(&p->valid, p->ctx, &p->config, &p->where, HT_PART_VALID, error))
+        return false;
+    desc.config = &p->config;
+    if (ht_model_create(&p->model, p->ctx, &p->config) != HT_OK ||
+        ht_trainer_create(&p->trainer, p->model, &desc) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(p->ctx));
+    return write_folder(p->ctx, &p->config, &p->where, v->run, error);
+}
+
+static int tell(void *user, const ht_event *event) {
+    progress_step(user, event);
+    return stopped != 0;
+}
+
+static bool train(run_parts *p, const train_values *v, cli_error *error) {
+    progress show;
+    ht_train_desc desc = HT_TRAIN_DESC_INIT;
+    progress_begin(&show, &p->config, v->quiet);
+    if (!v->quiet) progress_header(p->model, p->trainer, p->train, p->valid);
+    desc.folder = v->run;
+    desc.train = p->train;
+    desc.valid = p->valid;
+    desc.resume = v->resume;
+    desc.tell = tell;
+    desc.user = &show;
+    catch_signals();
+    ht_status status = ht_train(p->trainer, &desc);
+    progress_end(&show);
+    if (status != HT_OK) return cli_fail(error, "%s", ht_context_error(p->ctx));
+    if (stopped && !v->quiet)
+        printf("stopped at step %lld; go on with: htransformer train --run %s --resume\n",
+               (long long)ht_trainer_steps(p->trainer), v->run);
+    return true;
+}
+
+static int run(const void *values) {
+    const train_values *v = values;
+    run_parts p = {.config = HT_CONFIG_INIT};
+    cli_error error = {""};
+    int code = CLI_FAILED;
+    p.ctx = cli_open_device(v->device, v->threads, &code, &error);
+    if (p.ctx) code = prepare(&p, v, &error) && train(&p, v, &error) ? CLI_OK : CLI_FAILED;
+    if (code != CLI_OK) cli_say("train", "%s", error.text);
+    ht_trainer_destroy(p.trainer);
+    ht_model_destroy(p.model);
+    ht_data_close(p.train);
+    ht_data_close(p.valid);
+    ht_context_destroy(p.ctx);
+    return code;
+}
+
+const cli_command cli_train = {
+    .name = "train",
+    .summary = "train a model on texts, labelled lines or generated expressions",
+    .about = "Settings come from the preset, then --config, then flags; config.json in the run folder has them "
+             "all. Presets: small, small-listops, small-text run on a CPU in minutes; listops, text, retrieval, "
+             "image, pathfinder, path-x have the sizes of the Long Range Arena; lm-53m, lm-144m those of the "
+             "paper's language models.\n"
+             "Ctrl-C and SIGTERM save a checkpoint and leave; --resume goes on from it.\n",
+    .options = options,
+    .values_bytes = sizeof(train_values),
+    .run = run,
+};
