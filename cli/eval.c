@@ -132,7 +132,7 @@ static int run(const void *values) {
 
 const cli_command cli_eval = {
     .name = "eval",
-    .summary = "accuracy or bits per byte of a trained model, with standard error",
+    .summary = "how good a trained model is, with standard error",
     .about = "RUN is a run folder of train, or a checkpoint itself.\n",
     .options = options,
     .word = "RUN",

@@ -37,7 +37,6 @@ static int newcomer(void) {
            "  htransformer train --run demo   trains a small model on generated expressions\n"
            "  htransformer info               what this build and this machine can do\n"
            "  htransformer bench attention    how fast it is here, against a matrix product\n"
-           "  htransformer help attend        attention on your own NumPy files\n"
            "  htransformer help               all commands\n",
            ht_version());
     return CLI_OK;

@@ -43,8 +43,15 @@ static const cli_option options[] = {
     {"threads", CLI_INT, offsetof(train_values, threads), "N", "0", .min = 0, .max = 4096,
      .help = "CPU threads; 0: all"},
     {"quiet", CLI_FLAG, offsetof(train_values, quiet), .help = "no lines about steps"},
-#define OPTION(type, name, fallback, least, most, about) \
-    {#name, CLI_TEXT, offsetof(train_values, key.name), "X", .help = about " (" #fallback ")"},
+#define DEFAULT_INT(fallback) " (" #fallback ")"
+#define DEFAULT_REAL(fallback) " (" #fallback ")"
+#define DEFAULT_CHOICE(fallback)
+#define VALUE_INT "N"
+#define VALUE_REAL "X"
+#define VALUE_CHOICE "WORD"
+#define OPTION(type, name, fallback, least, most, about)                        \
+    {#name, CLI_TEXT, offsetof(train_values, key.name), VALUE_##type,           \
+     .help = about DEFAULT_##type(fallback)},
     HT_CONFIG_MAP(OPTION)
     {0},
 };
@@ -267,9 +274,9 @@ static int run(const void *values) {
 
 const cli_command cli_train = {
     .name = "train",
-    .summary = "train a model on texts, labelled lines or generated expressions",
-    .about = "Settings come from the preset, then --config, then flags; config.json in the run folder has them "
-             "all. Presets: small, small-listops, small-text run on a CPU in minutes; listops, text, retrieval, "
+    .summary = "train a model on texts, labelled or not",
+    .about = "Settings come from the preset, then --config, then flags; in brackets is what they are without a "
+             "preset; config.json in the run folder has them all. Presets: small, small-listops, small-text run on a CPU in minutes; listops, text, retrieval, "
              "image, pathfinder, path-x have the sizes of the Long Range Arena; lm-53m, lm-144m those of the "
              "paper's language models.\n"
              "Ctrl-C and SIGTERM save a checkpoint and leave; --resume goes on from it.\n",

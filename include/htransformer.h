@@ -282,10 +282,10 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
  * struct, the keys of JSON files and checkpoints, and the flags of the command line. A CHOICE is a
  * number that has a name (ht_config_choice). */
 #define HT_CONFIG_MAP(X)                                                                            \
-    X(CHOICE, task, 0, 0, 2, "what the model does: classify, pairs of texts, or language")          \
-    X(CHOICE, format, 1, 0, 2, "what it learns from: listops, tsv or text")                         \
-    X(CHOICE, attention, 0, 0, 2, "kind of attention")                                              \
-    X(CHOICE, query, 0, 0, 3, "query of the coarse levels; auto: mean, in a language model first")  \
+    X(CHOICE, task, 0, 0, 2, "classify (default), pairs of texts, or language")                     \
+    X(CHOICE, format, 1, 0, 2, "listops, tsv (default) or text")                                    \
+    X(CHOICE, attention, 0, 0, 2, "hierarchical (default), full or local")                          \
+    X(CHOICE, query, 0, 0, 3, "auto (default), mean, first or fine: query of the coarse levels")    \
     X(INT, block, 16, 2, 65536, "rows of an attention block, even")                                 \
     X(INT, layers, 4, 1, 1000, "Transformer blocks")                                                \
     X(INT, width, 256, 1, 65536, "size of the embedding and of the residual stream")                \
@@ -296,10 +296,10 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(INT, vocab, 257, 2, 16777216, "token ids; bytes need 257")                                    \
     X(INT, classes, 2, 2, 65536, "labels 0 ... classes - 1")                                        \
     X(INT, length, 1024, 1, 134217728, "most tokens of a text; longer ones are cut")                \
-    X(CHOICE, pool, 0, 0, 3, "from rows to one vector")                                             \
+    X(CHOICE, pool, 0, 0, 3, "cls (default), first, mean or mean_all: from rows to one vector")     \
     X(INT, sinusoidal, 1, 0, 1, "add sines and cosines of the position")                            \
     X(INT, learned, 0, 0, 1, "add a learned vector per position")                                   \
-    X(CHOICE, rotary, 0, 0, 2, "turn queries and keys by their position")                           \
+    X(CHOICE, rotary, 0, 0, 2, "none (default), level0 or all: turn queries and keys by position")  \
     X(REAL, rotary_theta, 10000, 1, 1000000000, "base of the rotary angles")                        \
     X(INT, relative_bias, 0, 0, 1, "learned bias by distance, in every layer")                      \
     X(INT, projection_bias, 0, 0, 1, "biases in the attention's projections")                       \
@@ -310,15 +310,15 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(REAL, attention_dropout, 0, 0, 1, "probability, below 1")                                     \
     X(REAL, norm_epsilon, 1e-6, 0, 1, "added to the variance in layer norms")                       \
     X(REAL, embed_std, 0, 0, 100, "deviation of the first embeddings; 0: 1, language 0.02")         \
-    X(CHOICE, dtype, 0, 0, 2, "precision of the arithmetic")                                        \
+    X(CHOICE, dtype, 0, 0, 2, "f32 (default), bf16 or f64")                                         \
     X(INT, steps, 1000, 0, 1000000000, "updates of the weights")                                    \
     X(INT, batch, 32, 1, 1048576, "texts (pairs, windows) per micro-batch")                         \
     X(INT, accumulate, 1, 1, 65536, "micro-batches per update")                                     \
     X(REAL, rate, 1e-3, 0, 1000, "learning rate: the schedule's base")                              \
-    X(CHOICE, schedule, 2, 0, 3, "how the rate changes")                                            \
+    X(CHOICE, schedule, 2, 0, 3, "constant, rsqrt, cosine (default) or linear")                     \
     X(INT, warmup, 100, 0, 1000000000, "steps until the rate is reached")                           \
     X(REAL, weight_decay, 0, 0, 1000, "decoupled weight decay")                                     \
-    X(CHOICE, decay, 0, 0, 1, "what decays: matrices, or all parameters")                           \
+    X(CHOICE, decay, 0, 0, 1, "matrices (default) or all parameters")                               \
     X(REAL, beta1, 0.9, 0, 1, "AdamW: memory of the mean")                                          \
     X(REAL, beta2, 0.98, 0, 1, "AdamW: memory of the square")                                       \
     X(REAL, adam_epsilon, 1e-9, 0, 1, "AdamW: added to the square root")                            \

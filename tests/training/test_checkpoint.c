@@ -1,0 +1,316 @@
+/*
+ * Files: round trips, other people's readers, damage, full disks, sudden death.
+ */
+#include "training.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static ht_context *cpu;
+static char folder[64], path[128], other[128];
+
+#define TINY "{\"layers\":1,\"width\":16,\"heads\":2,\"hidden\":24,\"vocab\":17,\"classes\":3,\"length\":20,\"block\":4," \
+    "\"batch\":4,\"head_hidden\":8,\"warmup\":0,\"relative_bias\":1}"
+
+static int open_all(void **state) {
+    (void)state;
+    strcpy(folder, "/tmp/ht-checkpoint-XXXXXX");
+    if (ht_context_create(&cpu, NULL) != HT_OK || !mkdtemp(folder)) return 1;
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    snprintf(other, sizeof other, "%s/other.safetensors", folder);
+    return 0;
+}
+
+static int close_all(void **state) {
+    (void)state;
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    ht_context_destroy(cpu);
+    return system(command);
+}
+
+typedef struct pair {
+    ht_config config;
+    ht_model *model;
+    ht_trainer *trainer;
+} pair;
+
+static pair make(const char *json) {
+    pair p = {.config = training_config(cpu, json)};
+    OK(cpu, ht_model_create(&p.model, cpu, &p.config));
+    OK(cpu, ht_trainer_create(&p.trainer, p.model, NULL));
+    return p;
+}
+
+static void drop(pair *p) {
+    ht_trainer_destroy(p->trainer);
+    ht_model_destroy(p->model);
+}
+
+static void step(pair *p, uint32_t seed, ht_report *r) {
+    static random_batch batch;
+    training_batch(&batch, &p->config, seed);
+    OK(cpu, ht_trainer_step(p->trainer, &batch.batch, 1, r));
+}
+
+static void same(const ht_model *a, const ht_model *b) {
+    static double x[65536], y[65536];
+    assert_int_equal(ht_model_tensors(a), ht_model_tensors(b));
+    for (int64_t i = 0; i < ht_model_tensors(a); i++) {
+        ht_tensor_info info = HT_TENSOR_INFO_INIT, its = HT_TENSOR_INFO_INIT;
+        OK(cpu, ht_model_tensor(a, i, &info));
+        OK(cpu, ht_model_tensor(b, i, &its));
+        assert_string_equal(info.name, its.name);
+        assert_int_equal(info.count, its.count);
+        OK(cpu, ht_model_read(a, i, x));
+        OK(cpu, ht_model_read(b, i, y));
+        assert_memory_equal(x, y, sizeof *x * (size_t)info.count);
+    }
+}
+
+/* ---- round trips ---- */
+
+static void model_round_trip(void **state) {
+    pair p = make(*state);
+    ht_model *loaded;
+    ht_config config = HT_CONFIG_INIT, its = HT_CONFIG_INIT;
+    step(&p, 1, NULL);
+    OK(cpu, ht_model_save(p.model, path));
+    OK(cpu, ht_model_load(&loaded, cpu, path));
+    same(p.model, loaded);
+    OK(cpu, ht_model_get_config(p.model, &config));
+    OK(cpu, ht_model_get_config(loaded, &its));
+    assert_memory_equal(&config, &its, sizeof config);
+    ht_model_destroy(loaded);
+    drop(&p);
+}
+
+/* Two more steps after a restore are the two steps that would have come. */
+static void trainer_round_trip(void **state) {
+    pair a = make(*state), b = make(*state);
+    ht_report x = HT_REPORT_INIT, y = HT_REPORT_INIT;
+    step(&a, 1, NULL);
+    step(&a, 2, NULL);
+    OK(cpu, ht_trainer_save(a.trainer, NULL, path));
+    OK(cpu, ht_trainer_restore(b.trainer, NULL, path));
+    assert_int_equal(ht_trainer_steps(b.trainer), 2);
+    for (uint32_t i = 3; i < 5; i++) {
+        step(&a, i, &x);
+        step(&b, i, &y);
+        assert_memory_equal(&x, &y, sizeof x);
+    }
+    same(a.model, b.model);
+    drop(&a);
+    drop(&b);
+}
+
+static void other_model(void **state) {
+    (void)state;
+    pair a = make(TINY), b = make("{\"layers\":2,\"width\":16,\"heads\":2,\"vocab\":17,\"length\":20,\"batch\":4}");
+    OK(cpu, ht_trainer_save(a.trainer, NULL, path));
+    REFUSED(cpu, ht_trainer_restore(b.trainer, NULL, path), HT_INVALID, "another model");
+    OK(cpu, ht_model_save(a.model, path));
+    REFUSED(cpu, ht_trainer_restore(a.trainer, NULL, path), HT_FORMAT, "no training to go on with");
+    drop(&a);
+    drop(&b);
+}
+
+/* ---- the Python package reads ours and we read its ---- */
+
+static void python(void **state) {
+    static const char script[] =
+        "import sys\n"
+        "from safetensors import safe_open\n"
+        "from safetensors.numpy import save_file\n"
+        "with safe_open(sys.argv[1], 'np') as f:\n"
+        "    meta = f.metadata()\n"
+        "    tensors = {k: f.get_tensor(k) for k in f.keys()}\n"
+        "assert tensors['embed.tokens.weight'].shape == (17, 16), tensors.keys()\n"
+        "save_file(tensors, sys.argv[2], metadata=meta)\n";
+    (void)state;
+    if (system("python3 -c 'import safetensors.numpy' 2>/dev/null") != 0) {
+        print_message("python3 has no safetensors package here\n");
+        skip();
+    }
+    pair p = make(TINY);
+    ht_model *loaded;
+    char file[128], command[512];
+    step(&p, 1, NULL);
+    OK(cpu, ht_trainer_save(p.trainer, NULL, path));
+    snprintf(file, sizeof file, "%s/convert.py", folder);
+    FILE *f = fopen(file, "w");
+    fputs(script, f);
+    fclose(f);
+    snprintf(command, sizeof command, "python3 %s %s %s", file, path, other);
+    assert_int_equal(system(command), 0);
+    OK(cpu, ht_model_load(&loaded, cpu, other));
+    same(p.model, loaded);
+    ht_model_destroy(loaded);
+    OK(cpu, ht_trainer_restore(p.trainer, NULL, other)); /* moments and all */
+    drop(&p);
+}
+
+/* ---- damage ---- */
+
+static size_t read_all(char *out, size_t room, const char *from) {
+    FILE *f = fopen(from, "rb");
+    assert_non_null(f);
+    size_t n = fread(out, 1, room, f);
+    fclose(f);
+    return n;
+}
+
+static void write_all(const char *to, const void *bytes, size_t n) {
+    FILE *f = fopen(to, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    fclose(f);
+}
+
+static void refuse(const char *words) {
+    ht_model *model = (ht_model *)&path;
+    REFUSED(cpu, ht_model_load(&model, cpu, other), HT_FORMAT, words);
+    assert_null(model);
+}
+
+static void damaged(void **state) {
+    static char bytes[1 << 20], copy[1 << 20];
+    (void)state;
+    pair p = make(TINY);
+    OK(cpu, ht_model_save(p.model, path));
+    size_t n = read_all(bytes, sizeof bytes, path);
+    assert_true(n > 1000 && n < sizeof bytes);
+    ht_model *model;
+    /* cut at any length */
+    for (size_t cut = 0; cut < n; cut += cut < 3000 ? 7 : 997) {
+        write_all(other, bytes, cut);
+        if (ht_model_load(&model, cpu, other) == HT_OK) fail_msg("a file cut to %zu of %zu bytes was taken", cut, n);
+        assert_true(strlen(ht_context_error(cpu)) > 10);
+    }
+    /* a byte too much, nonsense, a length that cannot be */
+    memcpy(copy, bytes, n);
+    write_all(other, copy, n + 1);
+    refuse("do not fill it");
+    write_all(other, "hello, this is no model", 23);
+    refuse("not a safetensors file");
+    write_all(other, "", 0);
+    refuse("not a safetensors file");
+    memset(copy, 0xFF, 8);
+    write_all(other, copy, n);
+    refuse("not a safetensors file");
+    REFUSED(cpu, ht_model_load(&model, cpu, "/nowhere/at/all"), HT_IO, "No such file");
+    REFUSED(cpu, ht_model_load(&model, cpu, folder), HT_IO, "is not a file");
+    /* a header byte changed at a time: refused, or read with other numbers, but never worse */
+    for (size_t at = 8; at < 2500; at += 3) {
+        memcpy(copy, bytes, n);
+        copy[at] = (char)(copy[at] ^ (1 << at % 7));
+        write_all(other, copy, n);
+        if (ht_model_load(&model, cpu, other) == HT_OK) ht_model_destroy(model);
+    }
+    drop(&p);
+}
+
+/* A header as text, and some bytes of data behind it. */
+static void write_header(const char *json, size_t data) {
+    static char bytes[65536];
+    uint64_t length = strlen(json);
+    memset(bytes, 0, sizeof bytes);
+    for (int i = 0; i < 8; i++) bytes[i] = (char)(length >> 8 * i);
+    memcpy(bytes + 8, json, length);
+    write_all(other, bytes, 8 + length + data);
+}
+
+static void foreign(void **state) {
+    (void)state;
+    write_header("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8);
+    refuse("holds no model of ours");
+    write_header("{\"x\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[0,8]}}", 8);
+    refuse("dtype");
+    write_header("{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8);
+    refuse("does not fit its bytes");
+    write_header("{\"x\":{\"dtype\":\"F32\",\"shape\":[1000000000000],\"data_offsets\":[0,4000000000000]}}", 8);
+    refuse("outside the file");
+    write_header("{\"x\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,8]}}", 8);
+    refuse("x");
+    write_header("{\"__metadata__\":{\"htransformer\":\"{\\\"layers\\\":1000,\\\"width\\\":65536,\\\"heads\\\":256}\"}}", 0);
+    refuse("has no tensor"); /* a model of terabytes is not made before it is known to be there */
+    write_header("{\"__metadata__\":{\"htransformer\":\"{\\\"colour\\\":3}\"}}", 0);
+    refuse("colour");
+    write_header("{\"__metadata__\":{\"htransformer\":\"not json\"}}", 0);
+    refuse("not JSON");
+}
+
+/* ---- what writing must not lose ---- */
+
+static void full_disk(void **state) {
+    (void)state;
+    pair p = make(TINY);
+    ht_model *loaded;
+    OK(cpu, ht_trainer_save(p.trainer, NULL, path));
+    /* a limit on the size of files stands for the end of the disk */
+    struct rlimit before, small;
+    getrlimit(RLIMIT_FSIZE, &before);
+    small = before;
+    small.rlim_cur = 5000;
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &small);
+    step(&p, 1, NULL);
+    ht_status status = ht_trainer_save(p.trainer, NULL, path);
+    setrlimit(RLIMIT_FSIZE, &before);
+    assert_int_equal(status, HT_IO);
+    assert_non_null(strstr(ht_context_error(cpu), path));
+    assert_non_null(strstr(ht_context_error(cpu), strerror(EFBIG)));
+    char temporary[160];
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    assert_int_not_equal(access(temporary, F_OK), 0); /* nothing is left lying around */
+    OK(cpu, ht_model_load(&loaded, cpu, path));       /* the older one is whole */
+    ht_model_destroy(loaded);
+    REFUSED(cpu, ht_trainer_save(p.trainer, NULL, "/nowhere/x.safetensors"), HT_IO, "No such file");
+    drop(&p);
+}
+
+/* A child saves over and over and is killed at a random moment: what is under the name is always whole. */
+static void sudden_death(void **state) {
+    (void)state;
+    pair p = make(TINY);
+    OK(cpu, ht_trainer_save(p.trainer, NULL, path));
+    for (int turn = 0; turn < 25; turn++) {
+        pid_t child = fork();
+        if (child == 0) {
+            for (;;)
+                if (ht_trainer_save(p.trainer, NULL, path) != HT_OK) _exit(1);
+        }
+        struct timespec wait = {0, 1000000L + 700000L * turn};
+        nanosleep(&wait, NULL);
+        kill(child, SIGKILL);
+        int how;
+        waitpid(child, &how, 0);
+        assert_true(WIFSIGNALED(how));
+        ht_model *loaded;
+        OK(cpu, ht_model_load(&loaded, cpu, path));
+        same(p.model, loaded);
+        ht_model_destroy(loaded);
+    }
+    drop(&p);
+}
+
+int main(void) {
+    static char plain[] = TINY, wide[] = "{\"dtype\":\"f64\",\"layers\":1,\"width\":16,\"heads\":2,\"vocab\":17,"
+        "\"length\":20,\"batch\":4,\"task\":\"language\",\"tied\":1,\"dropout\":0.1}";
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(model_round_trip, plain), cmocka_unit_test_prestate(model_round_trip, wide),
+        cmocka_unit_test_prestate(trainer_round_trip, plain), cmocka_unit_test_prestate(trainer_round_trip, wide),
+        cmocka_unit_test(other_model), cmocka_unit_test(python), cmocka_unit_test(damaged), cmocka_unit_test(foreign),
+        cmocka_unit_test(full_disk), cmocka_unit_test(sudden_death),
+    };
+    return cmocka_run_group_tests_name("checkpoint", tests, open_all, close_all);
+}
