@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""One training step, ours and PyTorch's: the same model, batch, precision and optimiser, on the same cores.
+"""One training step, ours and PyTorch's: the same model, batch, precision, optimiser and cores.
 
     python3 bench/train_vs_pytorch.py [--program build/htransformer] [--batch 8] [--length 512]
                                       [--threads N] [--rounds 5] [--steps 4] [--json]
 
-The model is the Long Range Arena's ListOps Transformer (preset listops: 8.9 million parameters), float32, AdamW
-with decay on everything, no dropout. PyTorch runs eagerly: the same network with full attention by
-scaled_dot_product_attention where there is one, else by products and softmax. Ours runs with full attention (the
-same arithmetic) and with hierarchical attention. Rounds are interleaved; times are medians over all steps but the
-first of each round. Before that both compute the loss of the same weights on the same batch, which must agree.
+The model is the Long Range Arena's ListOps Transformer (preset listops: 8.9 million parameters),
+float32, AdamW with decay on everything, no dropout. PyTorch runs eagerly: the same network with
+full attention by scaled_dot_product_attention where there is one, else by products and softmax.
+Ours runs with full attention (the same arithmetic) and with hierarchical attention. Rounds are
+interleaved; times are medians over all steps but the first of each round. Before that both compute
+the loss of the same weights on the same batch, which must agree.
 """
 import argparse
 import json
@@ -69,19 +70,20 @@ class Classifier(torch.nn.Module):
         self.register_buffer("positions", sinusoids(length + 1))
 
     def forward(self, tokens):
-        x = torch.cat([self.cls.expand(tokens.shape[0], 1, E), self.embed(tokens)], 1) + self.positions
+        x = torch.cat([self.cls.expand(tokens.shape[0], 1, E), self.embed(tokens)], 1)
+        x = x + self.positions
         for block in self.blocks:
             x = block(x)
         return self.output(F.relu(self.head(self.norm(x)[:, 0])))
 
     def take(self, path):
         """The weights of one of our checkpoints."""
-        names = {"embed.tokens.weight": "embed.weight", "embed.cls": "cls", "head.0.weight": "head.weight",
-                 "head.0.bias": "head.bias"}
+        names = {"embed.tokens.weight": "embed.weight", "embed.cls": "cls",
+                 "head.0.weight": "head.weight", "head.0.bias": "head.bias"}
         mine = self.state_dict()
         for name, tensor in read_safetensors(path).items():
-            name = names.get(name, name).replace("layers.", "blocks.").replace("attention.qkv", "qkv")
-            name = name.replace("attention.output", "out").replace("mlp.", "")
+            name = names.get(name, name).replace("layers.", "blocks.").replace("mlp.", "")
+            name = name.replace("attention.qkv", "qkv").replace("attention.output", "out")
             if not name.startswith("optimizer."):
                 mine[name].copy_(tensor)
 
@@ -93,18 +95,19 @@ def read_safetensors(path):
     for name, about in json.loads(data[8:8 + size]).items():
         if name != "__metadata__":
             begin, end = about["data_offsets"]
-            flat = torch.frombuffer(bytearray(data[8 + size + begin:8 + size + end]), dtype=torch.float32)
-            out[name] = flat.view(about["shape"])
+            part = bytearray(data[8 + size + begin:8 + size + end])
+            out[name] = torch.frombuffer(part, dtype=torch.float32).view(about["shape"])
     return out
 
 
 def ours(args, folder, kind, data, steps, name):
     """Runs our trainer; returns the log lines of its steps."""
     run = folder / name
-    command = [args.program, "train", "--run", run, "--preset", "listops", "--data", data, "--holdout", 0, "--quiet",
-               "--attention", kind, "--length", args.length, "--batch", args.batch, "--dropout", 0,
-               "--attention_dropout", 0, "--steps", steps, "--warmup", 0, "--schedule", "constant",
-               "--rate", 1e-4, "--eval_every", 0, "--threads", args.threads]
+    command = [args.program, "train", "--run", run, "--preset", "listops", "--data", data,
+               "--holdout", 0, "--quiet", "--attention", kind, "--length", args.length,
+               "--batch", args.batch, "--dropout", 0, "--attention_dropout", 0, "--steps", steps,
+               "--warmup", 0, "--schedule", "constant", "--rate", 1e-4, "--eval_every", 0,
+               "--threads", args.threads]
     subprocess.run([str(word) for word in command], check=True)
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
@@ -123,7 +126,8 @@ def theirs(model, optimiser, tokens, labels, steps):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--program", default=str(pathlib.Path(__file__).parent.parent / "build" / "htransformer"))
+    build = pathlib.Path(__file__).parent.parent / "build"
+    parser.add_argument("--program", default=str(build / "htransformer"))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -142,7 +146,8 @@ def main():
                                 for row, label in zip(tokens.tolist(), labels.tolist())))
         model = Classifier(args.length)
         count = sum(p.numel() for p in model.parameters())
-        # the same weights must give the same loss: ours before its second step, theirs on that checkpoint
+        # the same weights must give the same loss: ours before its second step, theirs on the
+        # checkpoint of the first
         log = ours(args, folder, "full", data, 2, "check")
         ours(args, folder, "full", data, 1, "first")
         with torch.no_grad():
@@ -150,28 +155,32 @@ def main():
             loss = F.cross_entropy(model(tokens), labels).item()
         if abs(loss - log[1]["loss"]) > 1e-4 * abs(loss):
             sys.exit("losses differ: ours %.7g, PyTorch %.7g" % (log[1]["loss"], loss))
-        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.1)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9,
+                                      weight_decay=0.1)
         times = {"pytorch": [], "full": [], "hierarchical": []}
         for i in range(args.rounds):
             times["pytorch"] += theirs(model, optimiser, tokens, labels, args.steps + 1)[1:]
             for kind in ("full", "hierarchical"):
-                times[kind] += [line["ms"] for line in ours(args, folder, kind, data, args.steps + 1,
-                                                            "%s%d" % (kind, i))[1:]]
+                log_of = ours(args, folder, kind, data, args.steps + 1, "%s%d" % (kind, i))
+                times[kind] += [line["ms"] for line in log_of[1:]]
     median = {name: statistics.median(values) for name, values in times.items()}
-    result = {"pytorch_version": torch.__version__, "parameters": count, "batch": args.batch, "length": args.length,
-              "threads": args.threads, "loss": loss, "loss_ours": log[1]["loss"], "ms": median,
-              "spread": {name: [min(v), max(v)] for name, v in times.items()},
-              "ratio": {kind: median[kind] / median["pytorch"] for kind in ("full", "hierarchical")}}
+    ratio = {name: median[name] / median["pytorch"] for name in times}
     if args.json:
-        print(json.dumps(result))
+        print(json.dumps({
+            "pytorch_version": torch.__version__, "parameters": count, "batch": args.batch,
+            "length": args.length, "threads": args.threads, "loss": loss,
+            "loss_ours": log[1]["loss"], "ms": median, "ratio": ratio,
+            "spread": {name: [min(v), max(v)] for name, v in times.items()}}))
         return
-    print("ListOps model, %d parameters, batch %d, length %d, float32, %d threads; same loss %.6f / %.6f" %
-          (count, args.batch, args.length, args.threads, log[1]["loss"], loss))
+    print("ListOps model, %d parameters, batch %d, length %d, float32, %d threads" %
+          (count, args.batch, args.length, args.threads))
+    print("loss of the same weights: ours %.6f, PyTorch %.6f" % (log[1]["loss"], loss))
     print("%-36s %9s %22s %6s" % ("step", "median ms", "least ... most", "ratio"))
-    for name, words in (("pytorch", "PyTorch %s eager, full" % torch.__version__), ("full", "htransformer, full"),
+    for name, words in (("pytorch", "PyTorch %s eager, full" % torch.__version__),
+                        ("full", "htransformer, full"),
                         ("hierarchical", "htransformer, hierarchical")):
-        print("%-36s %9.1f %10.1f ... %7.1f %6.2f" % (words, median[name], min(times[name]), max(times[name]),
-                                                     median[name] / median["pytorch"]))
+        print("%-36s %9.1f %10.1f ... %7.1f %6.2f" %
+              (words, median[name], min(times[name]), max(times[name]), ratio[name]))
 
 
 main()

@@ -1,5 +1,6 @@
 /*
- * htransformer eval: how good a trained model is on data, with the error that the number of items leaves.
+ * htransformer eval: how good a trained model is on data, with the error that the number of items
+ * leaves.
  */
 #include "json.h"
 #include "run.h"
@@ -56,7 +57,8 @@ static bool evaluate(totals *t, run_model *m, ht_data *data, cli_error *error) {
     ht_batch batch = HT_BATCH_INIT;
     ht_status status;
     bool language = m->config.task == HT_TASK_LANGUAGE;
-    float *losses = language ? malloc(sizeof *losses * (size_t)(m->config.batch * m->config.length)) : NULL;
+    float *losses =
+        language ? malloc(sizeof *losses * (size_t)(m->config.batch * m->config.length)) : NULL;
     bool good = !language || losses || cli_fail(error, "out of memory");
     while (good && (status = ht_data_next(data, &batch)) != HT_END) {
         ht_report r = HT_REPORT_INIT;
@@ -75,7 +77,8 @@ static void print(const totals *t, const run_model *m, int as_json) {
     bool language = m->config.task == HT_TASK_LANGUAGE;
     double loss = t->loss / t->targets, share = t->correct / t->targets;
     double error = sqrt(share * (1 - share) / t->targets), bits = loss / log(2), spread = 0;
-    if (t->items > 1) spread = sqrt(fmax(0, t->square / t->items - pow(t->sum / t->items, 2)) / (t->items - 1));
+    if (t->items > 1)
+        spread = sqrt(fmax(0, t->square / t->items - pow(t->sum / t->items, 2)) / (t->items - 1));
     if (as_json) {
         json_writer json = {.out = stdout};
         json_open(&json, NULL, '{');
@@ -90,14 +93,17 @@ static void print(const totals *t, const run_model *m, int as_json) {
         json_close(&json, '}');
         putchar('\n');
     } else if (language) {
-        printf("%.4f +- %.4f bits per byte over %.0f bytes (%s)\n", bits, spread, t->targets, m->path);
+        printf("%.4f +- %.4f bits per byte over %.0f bytes (%s)\n", bits, spread, t->targets,
+               m->path);
     } else {
-        printf("accuracy %.2f +- %.2f %% of %.0f items, loss %.4f; the largest class alone %.2f %% (%s)\n", 100 * share,
-               100 * error, t->targets, loss, 100 * t->majority, m->path);
+        printf("accuracy %.2f +- %.2f %% of %.0f items, loss %.4f; the largest class alone %.2f %% "
+               "(%s)\n",
+               100 * share, 100 * error, t->targets, loss, 100 * t->majority, m->path);
     }
 }
 
-static bool open_data(ht_data **out, run_model *m, const eval_values *v, double *majority, cli_error *error) {
+static bool open_data(ht_data **out, run_model *m, const eval_values *v, double *majority,
+                      cli_error *error) {
     ht_data_desc desc = HT_DATA_DESC_INIT;
     ht_data_info info = HT_DATA_INFO_INIT;
     desc.config = &m->config;
@@ -123,8 +129,10 @@ static int run(const void *values) {
         return code;
     }
     bool good = open_data(&data, &m, v, &t.majority, &error) && evaluate(&t, &m, data, &error);
-    if (good) print(&t, &m, v->json);
-    else cli_say("eval", "%s", error.text);
+    if (good)
+        print(&t, &m, v->json);
+    else
+        cli_say("eval", "%s", error.text);
     ht_data_close(data);
     run_close(&m);
     return good ? CLI_OK : CLI_FAILED;

@@ -162,7 +162,9 @@ static bool parse_fallbacks(void *values, const cli_option *options, bool lists,
 static const cli_option *find_option(const cli_option *options, const char *name, size_t n) {
     for (; options->name; options++) {
         size_t i = 0; /* '-' and '_' are the same to us */
-        while (i < n && (options->name[i] == name[i] || (options->name[i] == '_' && name[i] == '-'))) i++;
+        while (i < n &&
+               (options->name[i] == name[i] || (options->name[i] == '_' && name[i] == '-')))
+            i++;
         if (i == n && !options->name[n]) return options;
     }
     return NULL;

@@ -1,5 +1,6 @@
 /*
- * htransformer predict: labels for texts, one per line; of a language model, how many bits each line takes.
+ * htransformer predict: labels for texts, one per line; of a language model, how many bits each
+ * line takes.
  */
 #include "json.h"
 #include "run.h"
@@ -16,12 +17,15 @@ typedef struct predict_values {
 } predict_values;
 
 static const cli_option options[] = {
-    {"text", CLI_TEXT, offsetof(predict_values, text), "TEXT", .help = "one text; a pair: text<TAB>text"},
+    {"text", CLI_TEXT, offsetof(predict_values, text), "TEXT",
+     .help = "one text; a pair: text<TAB>text"},
     {"data", CLI_READ, offsetof(predict_values, data), "FILE",
      .help = "texts without labels, one per line; - or nothing: stdin"},
-    {"last", CLI_FLAG, offsetof(predict_values, last), .help = "the newest checkpoint, not the best"},
+    {"last", CLI_FLAG, offsetof(predict_values, last),
+     .help = "the newest checkpoint, not the best"},
     {"json", CLI_FLAG, offsetof(predict_values, json), .help = "one JSON object per line"},
-    {"device", CLI_TEXT, offsetof(predict_values, device), "NAME", .help = "as in htransformer info"},
+    {"device", CLI_TEXT, offsetof(predict_values, device), "NAME",
+     .help = "as in htransformer info"},
     {"threads", CLI_INT, offsetof(predict_values, threads), "N", "0", .min = 0, .max = 4096,
      .help = "CPU threads; 0: all"},
     {0},
@@ -91,9 +95,13 @@ static int64_t encode(predictor *p, int64_t at, const char *text, size_t bytes, 
 
 /* A language model starts from token 0 and is asked for each byte. */
 static bool language_line(predictor *p, const char *text, size_t bytes, cli_error *error) {
-    int64_t n = encode(p, 1, text, bytes < (size_t)p->m.config.length ? bytes : (size_t)p->m.config.length, error);
+    int64_t n = encode(
+        p, 1, text, bytes < (size_t)p->m.config.length ? bytes : (size_t)p->m.config.length, error);
     int32_t starts[2] = {0, (int32_t)n};
-    ht_batch batch = {.size = sizeof batch, .sequences = 1, .tokens = p->tokens, .cu_seqlens = starts,
+    ht_batch batch = {.size = sizeof batch,
+                      .sequences = 1,
+                      .tokens = p->tokens,
+                      .cu_seqlens = starts,
                       .targets = p->targets};
     if (n < 0) return false;
     p->tokens[0] = 0;
@@ -113,7 +121,10 @@ static bool classify_line(predictor *p, const char *text, size_t bytes, cli_erro
     if (n >= 0 && tab) second = encode(p, n, tab + 1, bytes - first - 1, error);
     if (n < 0 || second < 0) return false;
     int32_t starts[3] = {0, (int32_t)n, (int32_t)(n + second)};
-    ht_batch batch = {.size = sizeof batch, .sequences = pairs ? 2 : 1, .tokens = p->tokens, .cu_seqlens = starts};
+    ht_batch batch = {.size = sizeof batch,
+                      .sequences = pairs ? 2 : 1,
+                      .tokens = p->tokens,
+                      .cu_seqlens = starts};
     if (ht_trainer_predict(p->m.trainer, &batch, p->out) != HT_OK)
         return cli_fail(error, "line %lld: %s", p->line, ht_context_error(p->m.ctx));
     print_line(p, text, bytes);
@@ -136,7 +147,8 @@ static bool all_lines(predictor *p, const char *path, cli_error *error) {
         while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) n--;
         good = one_line(p, line, (size_t)n, error);
     }
-    if (good && ferror(f)) good = cli_fail(error, "%s could not be read", standard ? "stdin" : path);
+    if (good && ferror(f))
+        good = cli_fail(error, "%s could not be read", standard ? "stdin" : path);
     free(line);
     if (!standard) fclose(f);
     return good;
@@ -144,7 +156,8 @@ static bool all_lines(predictor *p, const char *path, cli_error *error) {
 
 static bool allocate(predictor *p, cli_error *error) {
     const ht_config *c = &p->m.config;
-    size_t tokens = 2 * (size_t)c->length + 2, out = tokens > (size_t)c->classes ? tokens : (size_t)c->classes;
+    size_t tokens = 2 * (size_t)c->length + 2,
+           out = tokens > (size_t)c->classes ? tokens : (size_t)c->classes;
     p->tokens = malloc(sizeof *p->tokens * tokens);
     p->targets = malloc(sizeof *p->targets * tokens);
     p->out = malloc(sizeof *p->out * out);
@@ -160,8 +173,8 @@ static int run(const void *values) {
         cli_say("predict", "%s", error.text);
         return code;
     }
-    bool good = allocate(&p, &error) &&
-                (v->text ? one_line(&p, v->text, strlen(v->text), &error) : all_lines(&p, v->data, &error));
+    bool good = allocate(&p, &error) && (v->text ? one_line(&p, v->text, strlen(v->text), &error)
+                                                 : all_lines(&p, v->data, &error));
     if (!good) cli_say("predict", "%s", error.text);
     free(p.tokens);
     free(p.targets);
@@ -173,7 +186,8 @@ static int run(const void *values) {
 const cli_command cli_predict = {
     .name = "predict",
     .summary = "labels of texts, or a language model's bits per byte",
-    .about = "RUN is a run folder of train, or a checkpoint itself. Prints label, probability and text, separated by "
+    .about = "RUN is a run folder of train, or a checkpoint itself. Prints label, probability and "
+             "text, separated by "
              "tabs. Texts longer than the model's length are cut.\n",
     .options = options,
     .word = "RUN",

@@ -13,7 +13,8 @@ typedef struct progress {
 } progress;
 
 void progress_begin(progress *p, const ht_config *config, bool quiet);
-void progress_header(const ht_model *model, const ht_trainer *trainer, const ht_data *train, const ht_data *valid);
+void progress_header(const ht_model *model, const ht_trainer *trainer, const ht_data *train,
+                     const ht_data *valid);
 void progress_step(progress *p, const ht_event *event);
 void progress_end(progress *p);
 

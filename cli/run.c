@@ -60,7 +60,8 @@ static bool newest(char *out, const char *folder) {
 
 static bool find_file(char *out, const char *run, int last, cli_error *error) {
     struct stat about;
-    if (stat(run, &about) != 0) return cli_fail(error, "%s could not be opened: %s", run, strerror(errno));
+    if (stat(run, &about) != 0)
+        return cli_fail(error, "%s could not be opened: %s", run, strerror(errno));
     if (!S_ISDIR(about.st_mode)) {
         snprintf(out, 4096, "%s", run);
         return true;
@@ -71,8 +72,8 @@ static bool find_file(char *out, const char *run, int last, cli_error *error) {
     return cli_fail(error, "%s holds no checkpoint of a run", run);
 }
 
-bool run_open(run_model *out, const char *run, int last, const char *device, int64_t threads, int *code,
-              cli_error *error) {
+bool run_open(run_model *out, const char *run, int last, const char *device, int64_t threads,
+              int *code, cli_error *error) {
     *out = (run_model){.config = HT_CONFIG_INIT};
     *code = CLI_FAILED;
     if (!find_file(out->path, run, last, error)) return false;

@@ -22,8 +22,8 @@ typedef struct run_model {
 } run_model;
 
 /* `run`: a folder, or a checkpoint itself. last: the newest checkpoint instead of the best. */
-bool run_open(run_model *out, const char *run, int last, const char *device, int64_t threads, int *code,
-              cli_error *error);
+bool run_open(run_model *out, const char *run, int last, const char *device, int64_t threads,
+              int *code, cli_error *error);
 void run_close(run_model *m);
 
 /* "folder/name" into out [4096]. */

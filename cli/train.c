@@ -1,5 +1,6 @@
 /*
- * htransformer train: a configuration (preset, then file, then flags), data, a run folder; trains and tells.
+ * htransformer train: a configuration (preset, then file, then flags), data, a run folder; trains
+ * and tells.
  */
 #include "json.h"
 #include "progress.h"
@@ -28,17 +29,22 @@ typedef struct train_values {
 } train_values;
 
 static const cli_option options[] = {
-    {"run", CLI_TEXT, offsetof(train_values, run), "FOLDER", .required = 1, .help = "where the run is kept"},
+    {"run", CLI_TEXT, offsetof(train_values, run), "FOLDER", .required = 1,
+     .help = "where the run is kept"},
     {"data", CLI_READ, offsetof(train_values, data), "PATH",
-     .help = "a file, a folder or - for stdin: label<TAB>text lines, or plain text for a language model; gzip and "
+     .help = "a file, a folder or - for stdin: label<TAB>text lines, or plain text for a language "
+             "model; gzip and "
              "zstd are recognised. Without it ListOps expressions are made"},
-    {"valid", CLI_READ, offsetof(train_values, valid), "PATH", .help = "data to validate on; else --holdout"},
+    {"valid", CLI_READ, offsetof(train_values, valid), "PATH",
+     .help = "data to validate on; else --holdout"},
     {"holdout", CLI_REAL, offsetof(train_values, holdout), "SHARE", "0.1", .min = 0, .max = 1,
      .help = "share of --data that is kept for validation if there is no --valid"},
     {"preset", CLI_TEXT, offsetof(train_values, preset), "NAME",
      .help = "start from these settings; default small-listops, with --data small"},
-    {"config", CLI_READ, offsetof(train_values, config), "FILE", .help = "JSON object of settings, over the preset"},
-    {"resume", CLI_FLAG, offsetof(train_values, resume), .help = "go on with the run in the folder, bit for bit"},
+    {"config", CLI_READ, offsetof(train_values, config), "FILE",
+     .help = "JSON object of settings, over the preset"},
+    {"resume", CLI_FLAG, offsetof(train_values, resume),
+     .help = "go on with the run in the folder, bit for bit"},
     {"device", CLI_TEXT, offsetof(train_values, device), "NAME", .help = "as in htransformer info"},
     {"threads", CLI_INT, offsetof(train_values, threads), "N", "0", .min = 0, .max = 4096,
      .help = "CPU threads; 0: all"},
@@ -49,11 +55,10 @@ static const cli_option options[] = {
 #define VALUE_INT "N"
 #define VALUE_REAL "X"
 #define VALUE_CHOICE "WORD"
-#define OPTION(type, name, fallback, least, most, about)                        \
-    {#name, CLI_TEXT, offsetof(train_values, key.name), VALUE_##type,           \
+#define OPTION(type, name, fallback, least, most, about)              \
+    {#name, CLI_TEXT, offsetof(train_values, key.name), VALUE_##type, \
      .help = about DEFAULT_##type(fallback)},
-    HT_CONFIG_MAP(OPTION)
-    {0},
+    HT_CONFIG_MAP(OPTION){0},
 };
 
 static volatile sig_atomic_t stopped;
@@ -76,10 +81,13 @@ static bool is_number(const char *text) {
 }
 
 /* One flag as a JSON object, so that the library checks it like any other source. */
-static bool set_key(ht_context *ctx, ht_config *config, const char *name, const char *text, cli_error *error) {
+static bool set_key(ht_context *ctx, ht_config *config, const char *name, const char *text,
+                    cli_error *error) {
     cJSON *root = cJSON_CreateObject();
-    if (is_number(text)) cJSON_AddRawToObject(root, name, text);
-    else cJSON_AddStringToObject(root, name, text);
+    if (is_number(text))
+        cJSON_AddRawToObject(root, name, text);
+    else
+        cJSON_AddStringToObject(root, name, text);
     char *json = cJSON_PrintUnformatted(root);
     ht_status status = json ? ht_config_read_json(ctx, config, json) : HT_NOMEM;
     cJSON_free(json);
@@ -102,13 +110,15 @@ static bool read_config(ht_context *ctx, ht_config *config, const char *path, cl
     return status == HT_OK || cli_fail(error, "%s: %s", path, ht_context_error(ctx));
 }
 
-static bool make_config(ht_context *ctx, ht_config *config, const train_values *v, cli_error *error) {
+static bool make_config(ht_context *ctx, ht_config *config, const train_values *v,
+                        cli_error *error) {
     const char *preset = v->preset ? v->preset : v->data ? "small" : "small-listops";
     if (ht_config_preset(ctx, config, v->resume ? NULL : preset) != HT_OK)
         return cli_fail(error, "--preset: %s", ht_context_error(ctx));
     if (v->resume) {
         char path[4096];
-        if (!run_path(path, v->run, "config.json", error) || !read_config(ctx, config, path, error)) return false;
+        if (!run_path(path, v->run, "config.json", error) || !read_config(ctx, config, path, error))
+            return false;
     }
     if (v->config && !read_config(ctx, config, v->config, error)) return false;
     if (!set_keys(ctx, config, &v->key, error)) return false;
@@ -124,7 +134,8 @@ typedef struct places {
 
 static bool read_places(places *out, const char *run, cli_error *error) {
     char path[4096], *text;
-    if (!run_path(path, run, "run.json", error) || !(text = run_read_text(path, error))) return false;
+    if (!run_path(path, run, "run.json", error) || !(text = run_read_text(path, error)))
+        return false;
     cJSON *root = cJSON_Parse(text);
     const cJSON *data = cJSON_GetObjectItemCaseSensitive(root, "data");
     const cJSON *valid = cJSON_GetObjectItemCaseSensitive(root, "valid");
@@ -170,8 +181,10 @@ static bool make_folder(const train_values *v, cli_error *error) {
     bool there = access(path, F_OK) == 0;
     if (v->resume && !there) return cli_fail(error, "%s holds no run to go on with", v->run);
     if (!v->resume && there)
-        return cli_fail(error, "%s already holds a run: --resume goes on with it, another --run starts a new one",
-                        v->run);
+        return cli_fail(
+            error,
+            "%s already holds a run: --resume goes on with it, another --run starts a new one",
+            v->run);
     if (mkdir(v->run, 0777) != 0 && errno != EEXIST)
         return cli_fail(error, "%s could not be made: %s", v->run, strerror(errno));
     return true;
@@ -188,15 +201,16 @@ static bool write_folder(ht_context *ctx, const ht_config *config, const places 
 
 /* ---- data ---- */
 
-static bool open_part(ht_data **out, ht_context *ctx, const ht_config *config, const places *p, ht_part part,
-                      cli_error *error) {
+static bool open_part(ht_data **out, ht_context *ctx, const ht_config *config, const places *p,
+                      ht_part part, cli_error *error) {
     ht_data_desc desc = HT_DATA_DESC_INIT;
     bool own = part == HT_PART_VALID && p->valid[0];
     desc.config = config;
     desc.part = part;
     desc.path = own ? p->valid : p->data[0] ? p->data : NULL;
     desc.holdout = desc.path && !p->valid[0] ? p->holdout : 0;
-    if (part == HT_PART_VALID && desc.path && !own && p->holdout == 0) return true; /* none wanted */
+    if (part == HT_PART_VALID && desc.path && !own && p->holdout == 0)
+        return true; /* none wanted */
     return ht_data_open(out, ctx, &desc) == HT_OK || cli_fail(error, "%s", ht_context_error(ctx));
 }
 
@@ -213,13 +227,15 @@ typedef struct run_parts {
 
 static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
-    if (!make_folder(v, error) || !make_places(&p->where, v, error) || !make_config(p->ctx, &p->config, v, error))
+    if (!make_folder(v, error) || !make_places(&p->where, v, error) ||
+        !make_config(p->ctx, &p->config, v, error))
         return false;
     if (!p->where.data[0] && p->config.format != HT_FORMAT_LISTOPS)
         return cli_fail(error, "--data is missing: the settings ask for format %s",
                         ht_config_choice("format", (int)p->config.format));
     if (strcmp(p->where.data, "-") == 0 && !p->where.valid[0] && p->where.holdout > 0)
-        return cli_fail(error, "stdin can be read only once: give --valid FILE or --holdout 0 with --data -");
+        return cli_fail(
+            error, "stdin can be read only once: give --valid FILE or --holdout 0 with --data -");
     if (!open_part(&p->train, p->ctx, &p->config, &p->where, HT_PART_TRAIN, error) ||
         !open_part(&p->valid, p->ctx, &p->config, &p->where, HT_PART_VALID, error))
         return false;
@@ -275,9 +291,12 @@ static int run(const void *values) {
 const cli_command cli_train = {
     .name = "train",
     .summary = "train a model on texts, labelled or not",
-    .about = "Settings come from the preset, then --config, then flags; in brackets is what they are without a "
-             "preset; config.json in the run folder has them all. Presets: small, small-listops, small-text run on a CPU in minutes; listops, text, retrieval, "
-             "image, pathfinder, path-x have the sizes of the Long Range Arena; lm-53m, lm-144m those of the "
+    .about = "Settings come from the preset, then --config, then flags; in brackets is what they "
+             "are without a "
+             "preset; config.json in the run folder has them all. Presets: small, small-listops, "
+             "small-text run on a CPU in minutes; listops, text, retrieval, "
+             "image, pathfinder, path-x have the sizes of the Long Range Arena; lm-53m, lm-144m "
+             "those of the "
              "paper's language models.\n"
              "Ctrl-C and SIGTERM save a checkpoint and leave; --resume goes on from it.\n",
     .options = options,

@@ -32,6 +32,9 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/htransformer-config.cmake
 file(RELATIVE_PATH pc_prefix /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
 string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
 set(pc_private "-fopenmp -lm")
+foreach(library ${library_links})
+  string(APPEND pc_private " ${library}")
+endforeach()
 if(HT_WITH_CUDA)
   string(APPEND pc_private
     " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lpthread")

@@ -278,65 +278,65 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
 
 /* ---- configurations ---------------------------------------------------------------------- */
 
-/* Everything a run is made of: X(type, name, default, least, most, help). From this one list come the
- * struct, the keys of JSON files and checkpoints, and the flags of the command line. A CHOICE is a
- * number that has a name (ht_config_choice). */
-#define HT_CONFIG_MAP(X)                                                                            \
-    X(CHOICE, task, 0, 0, 2, "classify (default), pairs of texts, or language")                     \
-    X(CHOICE, format, 1, 0, 2, "listops, tsv (default) or text")                                    \
-    X(CHOICE, attention, 0, 0, 2, "hierarchical (default), full or local")                          \
-    X(CHOICE, query, 0, 0, 3, "auto (default), mean, first or fine: query of the coarse levels")    \
-    X(INT, block, 16, 2, 65536, "rows of an attention block, even")                                 \
-    X(INT, layers, 4, 1, 1000, "Transformer blocks")                                                \
-    X(INT, width, 256, 1, 65536, "size of the embedding and of the residual stream")                \
-    X(INT, heads, 4, 1, 1024, "attention heads")                                                    \
-    X(INT, kv_heads, 0, 0, 1024, "heads of keys and values; 0: heads")                              \
-    X(INT, inner, 0, 0, 65536, "size of all query heads together; 0: width")                        \
-    X(INT, hidden, 0, 0, 262144, "size inside the feed-forward part; 0: 4 times width")             \
-    X(INT, vocab, 257, 2, 16777216, "token ids; bytes need 257")                                    \
-    X(INT, classes, 2, 2, 65536, "labels 0 ... classes - 1")                                        \
-    X(INT, length, 1024, 1, 134217728, "most tokens of a text; longer ones are cut")                \
-    X(CHOICE, pool, 0, 0, 3, "cls (default), first, mean or mean_all: from rows to one vector")     \
-    X(INT, sinusoidal, 1, 0, 1, "add sines and cosines of the position")                            \
-    X(INT, learned, 0, 0, 1, "add a learned vector per position")                                   \
-    X(CHOICE, rotary, 0, 0, 2, "none (default), level0 or all: turn queries and keys by position")  \
-    X(REAL, rotary_theta, 10000, 1, 1000000000, "base of the rotary angles")                        \
-    X(INT, relative_bias, 0, 0, 1, "learned bias by distance, in every layer")                      \
-    X(INT, projection_bias, 0, 0, 1, "biases in the attention's projections")                       \
-    X(INT, tied, 0, 0, 1, "language: the output uses the embedding table")                          \
-    X(INT, head_hidden, 0, 0, 262144, "hidden size of the classifier's head; 0: one layer")         \
-    X(INT, mask_zero, 1, 0, 1, "token 0 takes no part in attention (not in language models)")       \
-    X(REAL, dropout, 0, 0, 1, "probability, below 1")                                               \
-    X(REAL, attention_dropout, 0, 0, 1, "probability, below 1")                                     \
-    X(REAL, norm_epsilon, 1e-6, 0, 1, "added to the variance in layer norms")                       \
-    X(REAL, embed_std, 0, 0, 100, "deviation of the first embeddings; 0: 1, language 0.02")         \
-    X(CHOICE, dtype, 0, 0, 2, "f32 (default), bf16 or f64")                                         \
-    X(INT, steps, 1000, 0, 1000000000, "updates of the weights")                                    \
-    X(INT, batch, 32, 1, 1048576, "texts (pairs, windows) per micro-batch")                         \
-    X(INT, accumulate, 1, 1, 65536, "micro-batches per update")                                     \
-    X(REAL, rate, 1e-3, 0, 1000, "learning rate: the schedule's base")                              \
-    X(CHOICE, schedule, 2, 0, 3, "constant, rsqrt, cosine (default) or linear")                     \
-    X(INT, warmup, 100, 0, 1000000000, "steps until the rate is reached")                           \
-    X(REAL, weight_decay, 0, 0, 1000, "decoupled weight decay")                                     \
-    X(CHOICE, decay, 0, 0, 1, "matrices (default) or all parameters")                               \
-    X(REAL, beta1, 0.9, 0, 1, "AdamW: memory of the mean")                                          \
-    X(REAL, beta2, 0.98, 0, 1, "AdamW: memory of the square")                                       \
-    X(REAL, adam_epsilon, 1e-9, 0, 1, "AdamW: added to the square root")                            \
-    X(REAL, clip, 0, 0, 1000000, "largest norm of the gradient; 0: no limit")                       \
-    X(INT, recompute, 0, 0, 1, "keep one row per layer and token, compute the rest again")          \
-    X(INT, pad, 0, 0, 1, "give every batch the same shape")                                         \
-    X(INT, eval_every, 100, 0, 1000000000, "steps between evaluations; 0: only at the end")         \
-    X(INT, eval_items, 0, 0, 1000000000, "texts of an evaluation; 0: all")                          \
-    X(INT, save_every, 0, 0, 1000000000, "steps between checkpoints; 0: at evaluations")            \
-    X(INT, keep, 2, 1, 1000000, "checkpoints kept, besides the best")                               \
-    X(INT, bad_steps, 5, 1, 1000000, "steps in a row without a finite loss that end the run")       \
-    X(INT, seed, 1, 0, 9007199254740991, "of weights, dropout and shuffling")                       \
-    X(INT, listops_min, 500, 0, 1000000, "ListOps: expressions have more tokens than this")         \
-    X(INT, listops_max, 2000, 2, 1000000, "ListOps: and fewer than this")                           \
-    X(INT, listops_depth, 10, 1, 100, "ListOps: deepest nesting")                                   \
-    X(INT, listops_arguments, 10, 2, 100, "ListOps: most arguments of an operator")                 \
-    X(INT, train_items, 96000, 1, 1000000000, "ListOps: expressions to train on")                   \
-    X(INT, valid_items, 2000, 1, 1000000000, "ListOps: for validation, and as many for the test")   \
+/* Everything a run is made of: X(type, name, default, least, most, help). From this one list come
+ * the struct, the keys of JSON files and checkpoints, and the flags of the command line. A CHOICE
+ * is a number that has a name (ht_config_choice). */
+#define HT_CONFIG_MAP(X)                                                                           \
+    X(CHOICE, task, 0, 0, 2, "classify (default), pairs of texts, or language")                    \
+    X(CHOICE, format, 1, 0, 2, "listops, tsv (default) or text")                                   \
+    X(CHOICE, attention, 0, 0, 2, "hierarchical (default), full or local")                         \
+    X(CHOICE, query, 0, 0, 3, "auto (default), mean, first or fine: query of the coarse levels")   \
+    X(INT, block, 16, 2, 65536, "rows of an attention block, even")                                \
+    X(INT, layers, 4, 1, 1000, "Transformer blocks")                                               \
+    X(INT, width, 256, 1, 65536, "size of the embedding and of the residual stream")               \
+    X(INT, heads, 4, 1, 1024, "attention heads")                                                   \
+    X(INT, kv_heads, 0, 0, 1024, "heads of keys and values; 0: heads")                             \
+    X(INT, inner, 0, 0, 65536, "size of all query heads together; 0: width")                       \
+    X(INT, hidden, 0, 0, 262144, "size inside the feed-forward part; 0: 4 times width")            \
+    X(INT, vocab, 257, 2, 16777216, "token ids; bytes need 257")                                   \
+    X(INT, classes, 2, 2, 65536, "labels 0 ... classes - 1")                                       \
+    X(INT, length, 1024, 1, 134217728, "most tokens of a text; longer ones are cut")               \
+    X(CHOICE, pool, 0, 0, 3, "cls (default), first, mean or mean_all: from rows to one vector")    \
+    X(INT, sinusoidal, 1, 0, 1, "add sines and cosines of the position")                           \
+    X(INT, learned, 0, 0, 1, "add a learned vector per position")                                  \
+    X(CHOICE, rotary, 0, 0, 2, "none (default), level0 or all: turn queries and keys by position") \
+    X(REAL, rotary_theta, 10000, 1, 1000000000, "base of the rotary angles")                       \
+    X(INT, relative_bias, 0, 0, 1, "learned bias by distance, in every layer")                     \
+    X(INT, projection_bias, 0, 0, 1, "biases in the attention's projections")                      \
+    X(INT, tied, 0, 0, 1, "language: the output uses the embedding table")                         \
+    X(INT, head_hidden, 0, 0, 262144, "hidden size of the classifier's head; 0: one layer")        \
+    X(INT, mask_zero, 1, 0, 1, "token 0 takes no part in attention (not in language models)")      \
+    X(REAL, dropout, 0, 0, 1, "probability, below 1")                                              \
+    X(REAL, attention_dropout, 0, 0, 1, "probability, below 1")                                    \
+    X(REAL, norm_epsilon, 1e-6, 0, 1, "added to the variance in layer norms")                      \
+    X(REAL, embed_std, 0, 0, 100, "deviation of the first embeddings; 0: 1, language 0.02")        \
+    X(CHOICE, dtype, 0, 0, 2, "f32 (default), bf16 or f64")                                        \
+    X(INT, steps, 1000, 0, 1000000000, "updates of the weights")                                   \
+    X(INT, batch, 32, 1, 1048576, "texts (pairs, windows) per micro-batch")                        \
+    X(INT, accumulate, 1, 1, 65536, "micro-batches per update")                                    \
+    X(REAL, rate, 1e-3, 0, 1000, "learning rate: the schedule's base")                             \
+    X(CHOICE, schedule, 2, 0, 3, "constant, rsqrt, cosine (default) or linear")                    \
+    X(INT, warmup, 100, 0, 1000000000, "steps until the rate is reached")                          \
+    X(REAL, weight_decay, 0, 0, 1000, "decoupled weight decay")                                    \
+    X(CHOICE, decay, 0, 0, 1, "matrices (default) or all parameters")                              \
+    X(REAL, beta1, 0.9, 0, 1, "AdamW: memory of the mean")                                         \
+    X(REAL, beta2, 0.98, 0, 1, "AdamW: memory of the square")                                      \
+    X(REAL, adam_epsilon, 1e-9, 0, 1, "AdamW: added to the square root")                           \
+    X(REAL, clip, 0, 0, 1000000, "largest norm of the gradient; 0: no limit")                      \
+    X(INT, recompute, 0, 0, 1, "keep one row per layer and token, compute the rest again")         \
+    X(INT, pad, 0, 0, 1, "give every batch the same shape")                                        \
+    X(INT, eval_every, 100, 0, 1000000000, "steps between evaluations; 0: only at the end")        \
+    X(INT, eval_items, 0, 0, 1000000000, "texts of an evaluation; 0: all")                         \
+    X(INT, save_every, 0, 0, 1000000000, "steps between checkpoints; 0: at evaluations")           \
+    X(INT, keep, 2, 1, 1000000, "checkpoints kept, besides the best")                              \
+    X(INT, bad_steps, 5, 1, 1000000, "steps in a row without a finite loss that end the run")      \
+    X(INT, seed, 1, 0, 9007199254740991, "of weights, dropout and shuffling")                      \
+    X(INT, listops_min, 500, 0, 1000000, "ListOps: expressions have more tokens than this")        \
+    X(INT, listops_max, 2000, 2, 1000000, "ListOps: and fewer than this")                          \
+    X(INT, listops_depth, 10, 1, 100, "ListOps: deepest nesting")                                  \
+    X(INT, listops_arguments, 10, 2, 100, "ListOps: most arguments of an operator")                \
+    X(INT, train_items, 96000, 1, 1000000000, "ListOps: expressions to train on")                  \
+    X(INT, valid_items, 2000, 1, 1000000000, "ListOps: for validation, and as many for the test")  \
     X(INT, data_seed, 0, 0, 9007199254740991, "ListOps: seed of the generator")
 
 typedef struct ht_config {
@@ -347,7 +347,8 @@ typedef struct ht_config {
 #define HT_CONFIG_FIELD(type, name, fallback, least, most, help) HT_CONFIG_FIELD_##type(name)
     HT_CONFIG_MAP(HT_CONFIG_FIELD)
 } ht_config;
-#define HT_CONFIG_INIT {.size = sizeof(ht_config)}
+#define HT_CONFIG_INIT \
+    { .size = sizeof(ht_config) }
 
 enum { HT_TASK_CLASSIFY, HT_TASK_PAIRS, HT_TASK_LANGUAGE };
 enum { HT_FORMAT_LISTOPS, HT_FORMAT_TSV, HT_FORMAT_TEXT };
@@ -367,23 +368,28 @@ HT_API ht_status ht_config_preset(ht_context *ctx, ht_config *out, const char *n
 /* Sets the keys of a JSON object, {"layers": 4, "attention": "local"}; an unknown key or a value of
  * the wrong kind is refused and leaves the configuration as it was. */
 HT_API ht_status ht_config_read_json(ht_context *ctx, ht_config *config, const char *json);
-/* All keys as a JSON object, at most `bytes` with the final 0; *length: how long it is without it. */
-HT_API ht_status ht_config_write_json(ht_context *ctx, const ht_config *config, char *out, size_t bytes,
-                                      size_t *length);
-HT_API ht_status ht_config_check(ht_context *ctx, const ht_config *config); /* would a model take it? */
+/* All keys as a JSON object, at most `bytes` with the final 0; *length: how long it is without it.
+ */
+HT_API ht_status ht_config_write_json(ht_context *ctx, const ht_config *config, char *out,
+                                      size_t bytes, size_t *length);
+HT_API ht_status ht_config_check(ht_context *ctx,
+                                 const ht_config *config); /* would a model take it? */
 
 /* ---- data -------------------------------------------------------------------------------- */
 
 /* Token ids in host memory. Bytes are 1 ... 256, 0 is padding or the start of a document. */
 typedef struct ht_batch {
     size_t size;
-    int64_t sequences;         /* of pairs: two per item */
-    const int32_t *tokens;     /* the sequences one after the other */
-    const int32_t *cu_seqlens; /* [sequences + 1]: sequence b is tokens cu_seqlens[b] ... cu_seqlens[b+1]-1 */
-    const int32_t *targets;    /* classify: [sequences]; pairs: [sequences / 2]; language: one per token, the
-                                  next token. -1: does not count. NULL where only predictions are wanted */
+    int64_t sequences;     /* of pairs: two per item */
+    const int32_t *tokens; /* the sequences one after the other */
+    const int32_t
+        *cu_seqlens; /* [sequences + 1]: sequence b is tokens cu_seqlens[b] ... cu_seqlens[b+1]-1 */
+    const int32_t
+        *targets; /* classify: [sequences]; pairs: [sequences / 2]; language: one per token, the
+                     next token. -1: does not count. NULL where only predictions are wanted */
 } ht_batch;
-#define HT_BATCH_INIT {.size = sizeof(ht_batch)}
+#define HT_BATCH_INIT \
+    { .size = sizeof(ht_batch) }
 
 typedef struct ht_data ht_data;
 
@@ -392,41 +398,45 @@ typedef enum ht_part { HT_PART_TRAIN = 0, HT_PART_VALID = 1, HT_PART_TEST = 2 } 
 typedef struct ht_data_desc {
     size_t size;
     const ht_config *config; /* format, task, length, classes, batch, seeds */
-    const char *path;        /* tsv, text: a file, a folder (all its files, by name) or "-" for stdin; gzip and
-                                zstd are recognised. listops: NULL makes them, else a tsv of label and expression */
-    ht_part part;            /* tsv, text with holdout; listops made here */
-    double holdout;          /* tsv, text: this share of the items is the valid part, the rest the train part;
-                                0: the file is one part */
+    const char *path; /* tsv, text: a file, a folder (all its files, by name) or "-" for stdin; gzip
+                         and zstd are recognised. listops: NULL makes them, else a tsv of label and
+                         expression */
+    ht_part part;     /* tsv, text with holdout; listops made here */
+    double holdout;   /* tsv, text: this share of the items is the valid part, the rest the train
+                         part;   0: the file is one part */
 } ht_data_desc;
-#define HT_DATA_DESC_INIT {.size = sizeof(ht_data_desc)}
+#define HT_DATA_DESC_INIT \
+    { .size = sizeof(ht_data_desc) }
 
 typedef struct ht_data_info {
     size_t size;
-    int64_t items;     /* texts, pairs or windows */
-    int64_t tokens;    /* of all items */
-    int64_t longest;   /* tokens of the longest item before cutting */
-    int64_t cut;       /* items that were longer than length */
-    int64_t classes;   /* 1 + the largest label seen */
-    double majority;   /* share of the most frequent label */
+    int64_t items;   /* texts, pairs or windows */
+    int64_t tokens;  /* of all items */
+    int64_t longest; /* tokens of the longest item before cutting */
+    int64_t cut;     /* items that were longer than length */
+    int64_t classes; /* 1 + the largest label seen */
+    double majority; /* share of the most frequent label */
 } ht_data_info;
-#define HT_DATA_INFO_INIT {.size = sizeof(ht_data_info)}
+#define HT_DATA_INFO_INIT \
+    { .size = sizeof(ht_data_info) }
 
 /* Reads everything into memory. A bad line is refused with its number. */
 HT_API ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *desc);
 HT_API void ht_data_close(ht_data *data);
 HT_API ht_status ht_data_get_info(const ht_data *data, ht_data_info *out);
 
-/* The next batch in order; the last one may be smaller; then END, and the next call starts again. The
- * arrays belong to data and last until the next call. */
+/* The next batch in order; the last one may be smaller; then END, and the next call starts again.
+ * The arrays belong to data and last until the next call. */
 HT_API ht_status ht_data_next(ht_data *data, ht_batch *out);
 /* The next full batch of the endless shuffled stream that `seed` of the configuration makes. */
 HT_API ht_status ht_data_draw(ht_data *data, ht_batch *out);
 HT_API int64_t ht_data_position(const ht_data *data); /* items drawn so far */
 HT_API ht_status ht_data_seek(ht_data *data, int64_t position);
 
-/* One text as tokens of this configuration's data; at most `room` of them, *count: how many it has. */
-HT_API ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text, size_t bytes,
-                                int32_t *tokens, int64_t room, int64_t *count);
+/* One text as tokens of this configuration's data; at most `room` of them, *count: how many it has.
+ */
+HT_API ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text,
+                                size_t bytes, int32_t *tokens, int64_t room, int64_t *count);
 
 /* ---- models ------------------------------------------------------------------------------ */
 
@@ -435,7 +445,7 @@ typedef struct ht_model ht_model; /* configuration and weights */
 HT_API ht_status ht_model_create(ht_model **out, ht_context *ctx, const ht_config *config);
 HT_API void ht_model_destroy(ht_model *model);
 HT_API ht_status ht_model_get_config(const ht_model *model, ht_config *out); /* zeros filled in */
-HT_API int64_t ht_model_parameters(const ht_model *model);                  /* how many numbers */
+HT_API int64_t ht_model_parameters(const ht_model *model);                   /* how many numbers */
 
 /* A safetensors file with the configuration in its metadata; whole or not there. */
 HT_API ht_status ht_model_save(const ht_model *model, const char *path);
@@ -448,7 +458,8 @@ typedef struct ht_tensor_info {
     int64_t shape[2]; /* a matrix is [out, in] */
     int64_t count;
 } ht_tensor_info;
-#define HT_TENSOR_INFO_INIT {.size = sizeof(ht_tensor_info)}
+#define HT_TENSOR_INFO_INIT \
+    { .size = sizeof(ht_tensor_info) }
 HT_API int64_t ht_model_tensors(const ht_model *model);
 HT_API ht_status ht_model_tensor(const ht_model *model, int64_t index, ht_tensor_info *out);
 HT_API ht_status ht_model_read(const ht_model *model, int64_t index, double *out);
@@ -463,19 +474,21 @@ typedef struct ht_trainer_desc {
     const ht_config *config; /* how to train; NULL: the model's own */
     int inference;           /* 1: evaluate and predict only; no memory for anything else */
 } ht_trainer_desc;
-#define HT_TRAINER_DESC_INIT {.size = sizeof(ht_trainer_desc)}
+#define HT_TRAINER_DESC_INIT \
+    { .size = sizeof(ht_trainer_desc) }
 
 typedef struct ht_report {
     size_t size;
-    double loss;          /* mean over targets, natural logarithm */
-    double accuracy;      /* share of targets with the largest logit */
+    double loss;     /* mean over targets, natural logarithm */
+    double accuracy; /* share of targets with the largest logit */
     int64_t targets, correct;
     int64_t tokens;       /* rows computed */
     double rate;          /* of a step */
     double gradient_norm; /* before clipping */
     int applied;          /* 0: loss or gradient were not finite, nothing was changed */
 } ht_report;
-#define HT_REPORT_INIT {.size = sizeof(ht_report)}
+#define HT_REPORT_INIT \
+    { .size = sizeof(ht_report) }
 
 HT_API ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_desc *desc);
 HT_API void ht_trainer_destroy(ht_trainer *trainer);
@@ -486,7 +499,8 @@ HT_API size_t ht_trainer_bytes(const ht_trainer *trainer);  /* device memory it 
 HT_API ht_status ht_trainer_step(ht_trainer *trainer, const ht_batch *batches, int64_t count,
                                  ht_report *out);
 HT_API ht_status ht_trainer_evaluate(ht_trainer *trainer, const ht_batch *batch, ht_report *out);
-/* classify, pairs: logits [items, classes]; language: each token's loss [tokens] (targets needed) */
+/* classify, pairs: logits [items, classes]; language: each token's loss [tokens] (targets needed)
+ */
 HT_API ht_status ht_trainer_predict(ht_trainer *trainer, const ht_batch *batch, float *out);
 
 /* For checks: adds the gradient of the mean loss, dropout and all, to what is there. */
@@ -503,26 +517,28 @@ HT_API ht_status ht_trainer_restore(ht_trainer *trainer, ht_data *data, const ch
 typedef struct ht_event {
     size_t size;
     int64_t step, steps;
-    const ht_report *report;  /* of this step */
-    const ht_report *valid;   /* of the evaluation after this step, or NULL */
-    int best;                 /* the evaluation was the best so far */
-    int saved;                /* a checkpoint was written */
+    const ht_report *report; /* of this step */
+    const ht_report *valid;  /* of the evaluation after this step, or NULL */
+    int best;                /* the evaluation was the best so far */
+    int saved;               /* a checkpoint was written */
     double step_seconds, elapsed, left;
 } ht_event;
 
 typedef struct ht_train_desc {
     size_t size;
-    const char *folder; /* run folder: log.jsonl, step-N.safetensors, best.safetensors; it must exist */
+    const char
+        *folder; /* run folder: log.jsonl, step-N.safetensors, best.safetensors; it must exist */
     ht_data *train;
-    ht_data *valid;     /* or NULL */
-    int resume;         /* go on from the newest checkpoint in the folder, if there is one */
+    ht_data *valid; /* or NULL */
+    int resume;     /* go on from the newest checkpoint in the folder, if there is one */
     int (*tell)(void *user, const ht_event *event); /* or NULL */
     void *user;
 } ht_train_desc;
-#define HT_TRAIN_DESC_INIT {.size = sizeof(ht_train_desc)}
+#define HT_TRAIN_DESC_INIT \
+    { .size = sizeof(ht_train_desc) }
 
-/* Trains to the configuration's last step. DIVERGED: no finite loss bad_steps times in a row; the last
- * checkpoint holds the weights from before. */
+/* Trains to the configuration's last step. DIVERGED: no finite loss bad_steps times in a row; the
+ * last checkpoint holds the weights from before. */
 HT_API ht_status ht_train(ht_trainer *trainer, const ht_train_desc *desc);
 
 #ifdef __cplusplus

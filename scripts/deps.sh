@@ -77,7 +77,10 @@ need_build() {
     need libc6-dev has_header stdio.h
     need cmake command -v cmake
     need ninja-build command -v ninja
-    want libopenblas-dev has_header cblas.h # what bench compares with
+    need libcjson-dev has_header cjson/cJSON.h
+    want libopenblas-dev has_header cblas.h # matrix products on the CPU
+    want libzstd-dev has_header zstd.h      # compressed data
+    want zlib1g-dev has_header zlib.h
 }
 
 # says which CUDA compiler the build will find

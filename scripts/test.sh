@@ -16,7 +16,6 @@ need g++ command -v c++
 need python3 command -v python3
 need pkg-config command -v pkg-config
 need libcmocka-dev has_header cmocka.h
-need libcjson-dev has_header cjson/cJSON.h
 need clang command -v clang
 want clang-format command -v clang-format
 need "libclang-rt-dev? libomp-dev" has_clang_openmp

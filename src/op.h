@@ -27,7 +27,8 @@ typedef struct hti_attention_call {
     const uint8_t *key_mask, *query_mask;
     uint64_t seed;
     uint32_t offset;
-    const uint32_t *offset_device; /* offset again, in device memory, for kernels of a captured graph; or NULL */
+    const uint32_t *offset_device; /* offset again, in device memory, for kernels of a captured
+                                      graph; or NULL */
     void *saved, *scratch;
     ht_tensor dout, dlse, dq, dk, dv; /* backward only */
     void *dbias;
@@ -80,16 +81,18 @@ typedef struct hti_cache_call {
 
 /* ---- the model's ops ----------------------------------------------------------------------------
  *
- * dtype is that of activations and of the weights as the kernels see them. "wide" is float for F32 and BF16,
- * double for F64: statistics, losses, gradients of parameters, the optimiser's copy of the weights. All
- * matrices are row-major and contiguous. Activation gradients are set, parameter gradients are added to; a
- * gradient that is NULL is not wanted. Sums have a fixed order for a given number of threads.
- * Nothing here waits for the device and nothing reads device memory on the host, so that a whole step can be
- * captured as a CUDA graph: numbers that change from step to step lie in device memory (hti_step).
+ * dtype is that of activations and of the weights as the kernels see them. "wide" is float for F32
+ * and BF16, double for F64: statistics, losses, gradients of parameters, the optimiser's copy of
+ * the weights. All matrices are row-major and contiguous. Activation gradients are set, parameter
+ * gradients are added to; a gradient that is NULL is not wanted. Sums have a fixed order for a
+ * given number of threads. Nothing here waits for the device and nothing reads device memory on the
+ * host, so that a whole step can be captured as a CUDA graph: numbers that change from step to step
+ * lie in device memory (hti_step).
  */
 
-/* Dropout: element (row, column) of a site is dropped if word column % 4 of philox(key seed, counter (offset,
- * site, row, column / 4)) < hti_dropout_threshold(p), else multiplied by 1/(1-p). */
+/* Dropout: element (row, column) of a site is dropped if word column % 4 of philox(key seed,
+ * counter (offset, site, row, column / 4)) < hti_dropout_threshold(p), else multiplied by 1/(1-p).
+ */
 typedef struct hti_random {
     double p; /* 0: none */
     uint64_t seed;
@@ -98,12 +101,13 @@ typedef struct hti_random {
     const uint32_t *offset_device; /* offset again, for kernels of a captured graph; or NULL */
 } hti_random;
 
-/* What changes from step to step, in device memory; the host writes `in`, the device adds to `out`. */
+/* What changes from step to step, in device memory; the host writes `in`, the device adds to `out`.
+ */
 typedef struct hti_step {
     struct {
-        uint32_t offset;           /* micro-batches so far: offset of every hti_random */
+        uint32_t offset; /* micro-batches so far: offset of every hti_random */
         uint32_t pad;
-        double loss_scale;         /* gradients are those of loss_scale * sum of losses */
+        double loss_scale; /* gradients are those of loss_scale * sum of losses */
         double rate, correction1, correction2; /* learning rate, 1 - beta^t */
     } in;
     struct {
@@ -115,8 +119,9 @@ typedef struct hti_step {
     } out;
 } hti_step;
 
-/* C = op(A) op(B), or added to C; row-major. A is [m, k] (transposed: [k, m]), B is [k, n] (transposed: [n, k]).
- * A and B have dtype; C has dtype, or, if wide_c, the wide type. The slot of the matrix product. */
+/* C = op(A) op(B), or added to C; row-major. A is [m, k] (transposed: [k, m]), B is [k, n]
+ * (transposed: [n, k]). A and B have dtype; C has dtype, or, if wide_c, the wide type. The slot of
+ * the matrix product. */
 typedef struct hti_gemm {
     ht_dtype dtype;
     int wide_c, transpose_a, transpose_b, accumulate;
@@ -125,100 +130,107 @@ typedef struct hti_gemm {
     void *c;
 } hti_gemm;
 
-/* out[r] = dropout(table[token[r]] + learned[position[r]] + fixed[position[r]]); token -1 stands for cls. */
+/* out[r] = dropout(table[token[r]] + learned[position[r]] + fixed[position[r]]); token -1 stands
+ * for cls. */
 typedef struct hti_embed_call {
     ht_dtype dtype;
     int64_t rows, width, vocab;
-    const int32_t *tokens, *positions;       /* device [rows] */
-    const void *table, *cls, *learned;       /* [vocab, width], [width] or NULL, [length, width] or NULL */
-    const void *fixed;                       /* [length, width] or NULL: not a parameter */
-    void *out;                               /* [rows, width] */
+    const int32_t *tokens, *positions; /* device [rows] */
+    const void *table, *cls,
+        *learned;      /* [vocab, width], [width] or NULL, [length, width] or NULL */
+    const void *fixed; /* [length, width] or NULL: not a parameter */
+    void *out;         /* [rows, width] */
     hti_random drop;
-    const void *dout;                        /* backward only, and below */
-    void *dtable, *dcls, *dlearned;          /* wide */
+    const void *dout;               /* backward only, and below */
+    void *dtable, *dcls, *dlearned; /* wide */
 } hti_embed_call;
 
 /* s = x + dropout(y);  out = (s - mean) * rstd * scale + shift.   y NULL: s is x and not written.
- * backward: ds = ds_in + d(out)/d(s) dout (ds_in may be NULL, ds may be ds_in);  dy = dropout mask * ds. */
+ * backward: ds = ds_in + d(out)/d(s) dout (ds_in may be NULL, ds may be ds_in);  dy = dropout mask
+ * * ds. */
 typedef struct hti_norm_call {
     ht_dtype dtype;
     int64_t rows, width;
     double epsilon;
-    const void *x, *y;                       /* [rows, width] */
+    const void *x, *y; /* [rows, width] */
     void *s, *out;
-    void *stats;                             /* [rows, 2] wide: mean, 1/deviation; written by forward */
-    const void *scale, *shift;               /* [width] */
+    void *stats;               /* [rows, 2] wide: mean, 1/deviation; written by forward */
+    const void *scale, *shift; /* [width] */
     hti_random drop;
-    const void *dout, *ds_in;                /* backward reads s (or x) and stats */
-    void *ds, *dy;                           /* dy NULL: not wanted */
-    void *dscale, *dshift;                   /* wide */
-    void *scratch;                           /* backward: hti_ops.norm_scratch bytes */
+    const void *dout, *ds_in; /* backward reads s (or x) and stats */
+    void *ds, *dy;            /* dy NULL: not wanted */
+    void *dscale, *dshift;    /* wide */
+    void *scratch;            /* backward: hti_ops.norm_scratch bytes */
 } hti_norm_call;
 
 typedef enum hti_activation { HTI_LINEAR, HTI_GELU /* tanh form */, HTI_RELU } hti_activation;
 
 /* pre = x W^T + bias;  y = dropout(activation(pre)).  HTI_LINEAR: y is pre, no dropout, pre unused.
- * backward: dpre = dy * mask * activation'(pre), written over dy;  dx = dpre W, dW += dpre^T x, dbias += column sums. */
+ * backward: dpre = dy * mask * activation'(pre), written over dy;  dx = dpre W, dW += dpre^T x,
+ * dbias += column sums. */
 typedef struct hti_linear_call {
     ht_dtype dtype;
     hti_activation activation;
     int64_t rows, in, out;
-    const void *x, *w, *bias;                /* [rows, in], [out, in], [out] or NULL */
-    void *pre, *y;                           /* [rows, out]; pre may be NULL in inference */
+    const void *x, *w, *bias; /* [rows, in], [out, in], [out] or NULL */
+    void *pre, *y;            /* [rows, out]; pre may be NULL in inference */
     hti_random drop;
-    void *dy, *dx, *dw, *dbias;              /* dx set, or NULL; dw, dbias wide */
+    void *dy, *dx, *dw, *dbias; /* dx set, or NULL; dw, dbias wide */
 } hti_linear_call;
 
-/* Turns columns (i, i + d/2) of the first `heads` heads of each row by the row's angle; sign -1 turns back. */
+/* Turns columns (i, i + d/2) of the first `heads` heads of each row by the row's angle; sign -1
+ * turns back. */
 typedef struct hti_rotary_call {
     ht_dtype dtype;
     int64_t rows, heads, head_dim, row_stride;
-    const int32_t *positions;                /* device [rows] */
-    const void *turn;                        /* wide [length, head_dim / 2, 2] cosine and sine */
+    const int32_t *positions; /* device [rows] */
+    const void *turn;         /* wide [length, head_dim / 2, 2] cosine and sine */
     double sign;
     void *x;
 } hti_rotary_call;
 
 typedef enum hti_pool { HTI_POOL_FIRST, HTI_POOL_VALID, HTI_POOL_ALL } hti_pool;
 
-/* Sequence b is rows start[b] ... start[b] + count[b] - 1: its first row, or the mean of its rows (of those that
- * the mask lets through; none: zero). backward sets all rows of dx, zero outside the sequences. */
+/* Sequence b is rows start[b] ... start[b] + count[b] - 1: its first row, or the mean of its rows
+ * (of those that the mask lets through; none: zero). backward sets all rows of dx, zero outside the
+ * sequences. */
 typedef struct hti_pool_call {
     ht_dtype dtype;
     hti_pool kind;
     int64_t sequences, rows, width;
-    const int32_t *start, *count;            /* device [sequences] */
-    const uint8_t *mask;                     /* device [rows], or NULL */
-    const void *x;                           /* [rows, width] */
-    void *out;                               /* [sequences, width] */
+    const int32_t *start, *count; /* device [sequences] */
+    const uint8_t *mask;          /* device [rows], or NULL */
+    const void *x;                /* [rows, width] */
+    void *out;                    /* [sequences, width] */
     const void *dout;
     void *dx;
 } hti_pool_call;
 
-/* Softmax cross-entropy of logits x W^T + bias, forward and (if dx) backward in one go, some rows at a time:
- * the logits of all rows are never stored. Targets < 0 do not count. Adds to step->out.loss, correct, targets.
- * Gradients are those of step->in.loss_scale * loss. */
+/* Softmax cross-entropy of logits x W^T + bias, forward and (if dx) backward in one go, some rows
+ * at a time: the logits of all rows are never stored. Targets < 0 do not count. Adds to
+ * step->out.loss, correct, targets. Gradients are those of step->in.loss_scale * loss. */
 typedef struct hti_loss_call {
     ht_dtype dtype;
     int64_t rows, width, classes;
-    const void *x, *w, *bias;                /* [rows, width], [classes, width], [classes] or NULL */
-    const int32_t *targets;                  /* device [rows] */
-    hti_step *step;                          /* device */
-    void *row_loss;                          /* wide [rows], or NULL: each row's loss (0 where it does not count) */
-    void *dx, *dw, *dbias;                   /* dx NULL: loss only */
-    void *scratch;                           /* hti_ops.loss_scratch bytes */
+    const void *x, *w, *bias; /* [rows, width], [classes, width], [classes] or NULL */
+    const int32_t *targets;   /* device [rows] */
+    hti_step *step;           /* device */
+    void *row_loss;        /* wide [rows], or NULL: each row's loss (0 where it does not count) */
+    void *dx, *dw, *dbias; /* dx NULL: loss only */
+    void *scratch;         /* hti_ops.loss_scratch bytes */
 } hti_loss_call;
 
 /* AdamW over `count` numbers. With g' = g * min(1, clip / norm) (clip 0: g):
  *     m = b1 m + (1-b1) g', v = b2 v + (1-b2) g'^2, p -= rate (m/c1 / (sqrt(v/c2) + eps) + decay p)
- * c1, c2, rate from step->in; norm from step->out.square. Does nothing but set out.applied = 0 unless square and
- * loss are finite. p, m, v, g wide; w: p rounded to dtype, or NULL where p itself is used. */
+ * c1, c2, rate from step->in; norm from step->out.square. Does nothing but set out.applied = 0
+ * unless square and loss are finite. p, m, v, g wide; w: p rounded to dtype, or NULL where p itself
+ * is used. */
 typedef struct hti_adamw_call {
     ht_dtype dtype;
     int64_t count;
     void *p, *m, *v, *w;
     const void *g;
-    hti_step *step;                          /* device */
+    hti_step *step; /* device */
     double beta1, beta2, epsilon, decay, clip;
 } hti_adamw_call;
 
@@ -252,8 +264,8 @@ typedef struct hti_ops {
     size_t (*cache_scratch)(const ht_context *ctx, const hti_cache_call *call);
     ht_status (*cache_extend)(ht_context *ctx, const hti_cache_call *call);
 
-    /* the model's ops. model_check: can models of this dtype run here? If not, UNSUPPORTED and the sentence;
-     * a table without it has no models. */
+    /* the model's ops. model_check: can models of this dtype run here? If not, UNSUPPORTED and the
+     * sentence; a table without it has no models. */
     ht_status (*model_check)(ht_context *ctx, ht_dtype dtype);
     int fixed_shapes; /* 1: pad every batch to the same shape, so that a step can be captured */
     ht_status (*gemm)(ht_context *ctx, const hti_gemm *call);
@@ -269,11 +281,14 @@ typedef struct hti_ops {
     ht_status (*pool_backward)(ht_context *ctx, const hti_pool_call *call);
     size_t (*loss_scratch)(const ht_context *ctx, const hti_loss_call *call);
     ht_status (*loss)(ht_context *ctx, const hti_loss_call *call);
-    ht_status (*square)(ht_context *ctx, ht_dtype dtype, hti_step *step, const void *g, int64_t count);
+    ht_status (*square)(ht_context *ctx, ht_dtype dtype, hti_step *step, const void *g,
+                        int64_t count);
     ht_status (*adamw)(ht_context *ctx, const hti_adamw_call *call);
-    ht_status (*round)(ht_context *ctx, ht_dtype dtype, void *w, const void *p, int64_t count); /* w = p in dtype */
+    ht_status (*round)(ht_context *ctx, ht_dtype dtype, void *w, const void *p,
+                       int64_t count); /* w = p in dtype */
 
-    /* Optional (NULL on the CPU): everything between begin and end is recorded, not run; launch runs it. */
+    /* Optional (NULL on the CPU): everything between begin and end is recorded, not run; launch
+     * runs it. */
     ht_status (*capture_begin)(ht_context *ctx);
     ht_status (*capture_end)(ht_context *ctx, void **graph);
     ht_status (*graph_launch)(ht_context *ctx, void *graph);

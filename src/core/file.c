@@ -43,7 +43,8 @@ ht_status hti_writer_put(hti_writer *w, const void *data, size_t bytes) {
     return could_not(w, "written", errno);
 }
 
-/* So that the new name survives a power cut; a folder that cannot be synced is not worth failing for. */
+/* So that the new name survives a power cut; a folder that cannot be synced is not worth failing
+ * for. */
 static void sync_folder(const char *path) {
     char folder[4096];
     const char *slash = strrchr(path, '/');
@@ -79,11 +80,14 @@ void hti_writer_discard(hti_writer *w) {
     *w = (hti_writer){0};
 }
 
-static ht_status read_open(ht_context *ctx, char **out, size_t *bytes, const char *path, FILE *f, size_t most) {
+static ht_status read_open(ht_context *ctx, char **out, size_t *bytes, const char *path, FILE *f,
+                           size_t most) {
     struct stat about;
-    CHECK(ctx, fstat(fileno(f), &about) == 0 && S_ISREG(about.st_mode), HT_IO, "%s is not a file", path);
-    CHECK(ctx, (uint64_t)about.st_size <= most, HT_FORMAT, "%s has %lld bytes, more than the %zu that such a file may have",
-          path, (long long)about.st_size, most);
+    CHECK(ctx, fstat(fileno(f), &about) == 0 && S_ISREG(about.st_mode), HT_IO, "%s is not a file",
+          path);
+    CHECK(ctx, (uint64_t)about.st_size <= most, HT_FORMAT,
+          "%s has %lld bytes, more than the %zu that such a file may have", path,
+          (long long)about.st_size, most);
     char *text = hti_host_alloc(ctx, (size_t)about.st_size + 1);
     CHECK(ctx, text, HT_NOMEM, "out of memory: %lld bytes for %s", (long long)about.st_size, path);
     *bytes = fread(text, 1, (size_t)about.st_size, f);

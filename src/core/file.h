@@ -17,8 +17,8 @@ typedef struct hti_writer {
 
 ht_status hti_writer_open(hti_writer *out, ht_context *ctx, const char *path);
 ht_status hti_writer_put(hti_writer *w, const void *data, size_t bytes);
-ht_status hti_writer_commit(hti_writer *w);  /* flush, sync, rename, sync the folder */
-void hti_writer_discard(hti_writer *w);      /* after a failure; a committed or zero writer is fine */
+ht_status hti_writer_commit(hti_writer *w); /* flush, sync, rename, sync the folder */
+void hti_writer_discard(hti_writer *w); /* after a failure; a committed or zero writer is fine */
 
 /* The whole file as bytes with a 0 after them, from hti_host_alloc; at most `most` bytes. */
 ht_status hti_file_read(ht_context *ctx, char **out, size_t *bytes, const char *path, size_t most);

@@ -18,10 +18,10 @@ ht_status hti_cpu_model_check(ht_context *ctx, ht_dtype dtype) {
 
 /* ---- entries that are one kernel ---- */
 
-#define ENTRY(name, type)                                                 \
-    ht_status hti_cpu_##name(ht_context *ctx, const hti_##type *call) {   \
-        kernels(ctx, call->dtype)->name(ctx, call);                       \
-        return HT_OK;                                                     \
+#define ENTRY(name, type)                                               \
+    ht_status hti_cpu_##name(ht_context *ctx, const hti_##type *call) { \
+        kernels(ctx, call->dtype)->name(ctx, call);                     \
+        return HT_OK;                                                   \
     }
 ENTRY(embed_forward, embed_call)
 ENTRY(embed_backward, embed_call)
@@ -57,8 +57,16 @@ ht_status hti_cpu_gemm_plain(ht_context *ctx, const hti_gemm *call) {
 /* ---- linear layers ---- */
 
 ht_status hti_cpu_linear_forward(ht_context *ctx, const hti_linear_call *a) {
-    hti_gemm product = {.dtype = a->dtype, .m = a->rows, .n = a->out, .k = a->in, .a = a->x,
-                        .lda = a->in, .b = a->w, .ldb = a->in, .transpose_b = 1, .c = a->y,
+    hti_gemm product = {.dtype = a->dtype,
+                        .m = a->rows,
+                        .n = a->out,
+                        .k = a->in,
+                        .a = a->x,
+                        .lda = a->in,
+                        .b = a->w,
+                        .ldb = a->in,
+                        .transpose_b = 1,
+                        .c = a->y,
                         .ldc = a->out};
     TRY(ctx->ops->gemm(ctx, &product));
     hti_linear_call rest = *a;
@@ -70,13 +78,31 @@ ht_status hti_cpu_linear_forward(ht_context *ctx, const hti_linear_call *a) {
 ht_status hti_cpu_linear_backward(ht_context *ctx, const hti_linear_call *a) {
     if (a->activation != HTI_LINEAR) kernels(ctx, a->dtype)->activate_back(ctx, a);
     if (a->dx) {
-        hti_gemm dx = {.dtype = a->dtype, .m = a->rows, .n = a->in, .k = a->out, .a = a->dy,
-                       .lda = a->out, .b = a->w, .ldb = a->in, .c = a->dx, .ldc = a->in};
+        hti_gemm dx = {.dtype = a->dtype,
+                       .m = a->rows,
+                       .n = a->in,
+                       .k = a->out,
+                       .a = a->dy,
+                       .lda = a->out,
+                       .b = a->w,
+                       .ldb = a->in,
+                       .c = a->dx,
+                       .ldc = a->in};
         TRY(ctx->ops->gemm(ctx, &dx));
     }
-    hti_gemm dw = {.dtype = a->dtype, .wide_c = 1, .m = a->out, .n = a->in, .k = a->rows,
-                   .a = a->dy, .lda = a->out, .transpose_a = 1, .b = a->x, .ldb = a->in,
-                   .c = a->dw, .ldc = a->in, .accumulate = 1};
+    hti_gemm dw = {.dtype = a->dtype,
+                   .wide_c = 1,
+                   .m = a->out,
+                   .n = a->in,
+                   .k = a->rows,
+                   .a = a->dy,
+                   .lda = a->out,
+                   .transpose_a = 1,
+                   .b = a->x,
+                   .ldb = a->in,
+                   .c = a->dw,
+                   .ldc = a->in,
+                   .accumulate = 1};
     TRY(ctx->ops->gemm(ctx, &dw));
     if (a->dbias) kernels(ctx, a->dtype)->column_sums(ctx, a->dbias, a->dy, a->rows, a->out);
     return HT_OK;
@@ -100,14 +126,29 @@ size_t hti_cpu_loss_scratch(const ht_context *ctx, const hti_loss_call *call) {
 static ht_status loss_part(ht_context *ctx, const hti_loss_call *a, int64_t first, int64_t n) {
     size_t row = (size_t)a->width * hti_bytes(a->dtype), at = (size_t)first * row;
     const char *x = (const char *)a->x + at;
-    hti_gemm logits = {.dtype = a->dtype, .m = n, .n = a->classes, .k = a->width, .a = x,
-                       .lda = a->width, .b = a->w, .ldb = a->width, .transpose_b = 1,
-                       .c = a->scratch, .ldc = a->classes};
+    hti_gemm logits = {.dtype = a->dtype,
+                       .m = n,
+                       .n = a->classes,
+                       .k = a->width,
+                       .a = x,
+                       .lda = a->width,
+                       .b = a->w,
+                       .ldb = a->width,
+                       .transpose_b = 1,
+                       .c = a->scratch,
+                       .ldc = a->classes};
     TRY(ctx->ops->gemm(ctx, &logits));
     kernels(ctx, a->dtype)->loss_rows(ctx, a, a->scratch, first, n);
     if (!a->dx) return HT_OK;
-    hti_linear_call back = {.dtype = a->dtype, .rows = n, .in = a->width, .out = a->classes, .x = x,
-                            .w = a->w, .dy = a->scratch, .dx = (char *)a->dx + at, .dw = a->dw,
+    hti_linear_call back = {.dtype = a->dtype,
+                            .rows = n,
+                            .in = a->width,
+                            .out = a->classes,
+                            .x = x,
+                            .w = a->w,
+                            .dy = a->scratch,
+                            .dx = (char *)a->dx + at,
+                            .dw = a->dw,
                             .dbias = a->dbias};
     return hti_cpu_linear_backward(ctx, &back);
 }

@@ -6,4 +6,6 @@
 #define MODEL_KERNELS hti_model_avx512
 
 #include "cpu/ops_exp.h"
+
+/* after it: the loops call exp_real */
 #include "cpu/ops_body.h"

@@ -1,8 +1,9 @@
 /*
- * The model's ops as loops, for one precision and one instruction set. Included by ops_f32.c, ops_f64.c,
- * ops_avx2.c, ops_avx512.c with `real`, FN(name), exp_real (a branch-free exp that vectorises) and the name of
- * the table. Rows are split statically over threads; sums over rows go column by column, each column in the
- * order of the rows, so that they do not depend on the number of threads.
+ * The model's ops as loops, for one precision and one instruction set. Included by ops_f32.c,
+ * ops_f64.c, ops_avx2.c, ops_avx512.c with `real`, FN(name), exp_real (a branch-free exp that
+ * vectorises) and the name of the table. Rows are split statically over threads; sums over rows go
+ * column by column, each column in the order of the rows, so that they do not depend on the number
+ * of threads.
  */
 #include <math.h>
 #include <string.h>
@@ -20,13 +21,14 @@ enum { SPAN = 256 }; /* columns of a dropout mask made at a time */
 
 /* ---- dropout ---- */
 
-/* mask[0 ... n-1] of columns c0 ... of a row: 0 or 1/(1-p). c0 is a multiple of 4, n at most SPAN. */
+/* mask[0 ... n-1] of columns c0 ... of a row: 0 or 1/(1-p). c0 is a multiple of 4, n at most SPAN.
+ */
 static void FN(mask)(real *restrict mask, const hti_random *d, int64_t row, int64_t c0, int n) {
     uint32_t threshold = hti_dropout_threshold(d->p), word[SPAN];
     real keep = (real)(1 / (1 - d->p));
     SIMD for (int g = 0; g < (n + 3) / 4; g++) {
-        hti_philox w = hti_philox_draw(d->seed, d->offset, d->site, (uint32_t)row,
-                                       (uint32_t)(c0 / 4 + g));
+        hti_philox w =
+            hti_philox_draw(d->seed, d->offset, d->site, (uint32_t)row, (uint32_t)(c0 / 4 + g));
         word[4 * g] = w.w[0], word[4 * g + 1] = w.w[1];
         word[4 * g + 2] = w.w[2], word[4 * g + 3] = w.w[3];
     }
@@ -108,7 +110,8 @@ static void FN(norm_forward)(ht_context *ctx, const hti_norm_call *a) {
 /* with n = (s - mean) rstd and g = dout scale:  ds += rstd (g - mean(g) - n mean(g n)) */
 static void FN(norm_back_row)(const hti_norm_call *a, int64_t r) {
     int64_t w = a->width;
-    const real *s = (const real *)(a->y ? a->s : a->x) + r * w, *dout = (const real *)a->dout + r * w;
+    const real *s = (const real *)(a->y ? a->s : a->x) + r * w,
+               *dout = (const real *)a->dout + r * w;
     const real *stats = (const real *)a->stats + 2 * r, *scale = a->scale;
     const real *in = a->ds_in ? (const real *)a->ds_in + r * w : NULL;
     real *ds = (real *)a->ds + r * w, mean = stats[0], rstd = stats[1], g1 = 0, g2 = 0;
@@ -123,8 +126,10 @@ static void FN(norm_back_row)(const hti_norm_call *a, int64_t r) {
         ds[c] = in ? in[c] + d : d;
     }
     if (!a->dy) return;
-    if (a->drop.p > 0) FN(drop_row)((real *)a->dy + r * w, ds, &a->drop, r, w);
-    else memcpy((real *)a->dy + r * w, ds, sizeof(real) * (size_t)w);
+    if (a->drop.p > 0)
+        FN(drop_row)((real *)a->dy + r * w, ds, &a->drop, r, w);
+    else
+        memcpy((real *)a->dy + r * w, ds, sizeof(real) * (size_t)w);
 }
 
 static void FN(norm_backward)(ht_context *ctx, const hti_norm_call *a) {
@@ -136,7 +141,8 @@ static void FN(norm_backward)(ht_context *ctx, const hti_norm_call *a) {
         real dscale[SPAN] = {0}, dshift[SPAN] = {0};
         for (int64_t r = 0; r < a->rows; r++) {
             const real *s = (const real *)(a->y ? a->s : a->x) + r * w + c0;
-            const real *d = (const real *)a->dout + r * w + c0, *stats = (const real *)a->stats + 2 * r;
+            const real *d = (const real *)a->dout + r * w + c0,
+                       *stats = (const real *)a->stats + 2 * r;
             real mean = stats[0], rstd = stats[1];
             SIMD for (int i = 0; i < n; i++) {
                 dscale[i] += d[i] * (s[i] - mean) * rstd;
@@ -198,7 +204,8 @@ static void FN(activate_back)(ht_context *ctx, const hti_linear_call *a) {
     }
 }
 
-static void FN(column_sums)(ht_context *ctx, void *sums, const void *x, int64_t rows, int64_t width) {
+static void FN(column_sums)(ht_context *ctx, void *sums, const void *x, int64_t rows,
+                            int64_t width) {
     int64_t spans = (width + SPAN - 1) / SPAN;
     ROWS(rows * width) for (int64_t span = 0; span < spans; span++) {
         int64_t c0 = span * SPAN;
@@ -221,7 +228,8 @@ static void FN(rotary)(ht_context *ctx, const hti_rotary_call *a) {
         for (int64_t h = 0; h < a->heads; h++) {
             real *x = (real *)a->x + r * a->row_stride + h * a->head_dim;
             for (int64_t i = 0; i < half; i++) {
-                real c = turn[2 * i], s = (real)a->sign * turn[2 * i + 1], p = x[i], q = x[i + half];
+                real c = turn[2 * i], s = (real)a->sign * turn[2 * i + 1], p = x[i],
+                     q = x[i + half];
                 x[i] = p * c - q * s;
                 x[i + half] = p * s + q * c;
             }
@@ -278,8 +286,10 @@ static void FN(pool_backward)(ht_context *ctx, const hti_pool_call *a) {
 
 /* ---- softmax cross-entropy ---- */
 
-/* Loss of one row; its logits become softmax - onehot, scaled. *hit: the target has the largest logit. */
-static double FN(loss_row)(real *z, const real *bias, int64_t n, int64_t target, double scale, int *hit) {
+/* Loss of one row; its logits become softmax - onehot, scaled. *hit: the target has the largest
+ * logit. */
+static double FN(loss_row)(real *z, const real *bias, int64_t n, int64_t target, double scale,
+                           int *hit) {
     real top = -INFINITY, sum = 0;
     int64_t best = 0;
     if (bias)
@@ -311,8 +321,10 @@ static void FN(loss_rows)(ht_context *ctx, const hti_loss_call *a, void *logits,
             real *z = (real *)logits + r * n;
             int64_t target = a->targets[first + r], i = r - from;
             loss[i] = 0, hit[i] = 0;
-            if (target >= 0) loss[i] = FN(loss_row)(z, a->bias, n, target, scale, &hit[i]);
-            else memset(z, 0, sizeof(real) * (size_t)n);
+            if (target >= 0)
+                loss[i] = FN(loss_row)(z, a->bias, n, target, scale, &hit[i]);
+            else
+                memset(z, 0, sizeof(real) * (size_t)n);
         }
         for (int64_t r = from; r < to; r++) {
             a->step->out.loss += loss[r - from];
@@ -335,7 +347,8 @@ static void FN(square)(ht_context *ctx, hti_step *step, const void *grad, int64_
         ROWS(count) for (int64_t k = group; k < end; k++) {
             int64_t to = count < (k + 1) * CHUNK ? count : (k + 1) * CHUNK;
             double sum = 0;
-            SIMD_SUM(sum) for (int64_t i = k * CHUNK; i < to; i++) sum += (double)g[i] * (double)g[i];
+            SIMD_SUM(sum)
+            for (int64_t i = k * CHUNK; i < to; i++) sum += (double)g[i] * (double)g[i];
             partial[k - group] = sum;
         }
         for (int64_t k = group; k < end; k++) step->out.square += partial[k - group];
@@ -378,7 +391,8 @@ static void FN(gemm)(ht_context *ctx, const hti_gemm *g) {
             for (int64_t j = 0; j < g->n; j++) {
                 real sum = 0;
                 for (int64_t k = 0; k < g->k; k++)
-                    sum += (g->transpose_a ? a[k * g->lda + i] : a[i * g->lda + k]) * b[j * g->ldb + k];
+                    sum += (g->transpose_a ? a[k * g->lda + i] : a[i * g->lda + k]) *
+                           b[j * g->ldb + k];
                 c[j] += sum;
             }
             continue;
@@ -393,6 +407,6 @@ static void FN(gemm)(ht_context *ctx, const hti_gemm *g) {
 
 const hti_model_kernels MODEL_KERNELS = {
     FN(embed_forward), FN(embed_backward), FN(norm_forward), FN(norm_backward), FN(activate),
-    FN(activate_back), FN(column_sums), FN(rotary), FN(pool_forward), FN(pool_backward),
-    FN(loss_rows), FN(square), FN(adamw), FN(gemm),
+    FN(activate_back), FN(column_sums),    FN(rotary),       FN(pool_forward),  FN(pool_backward),
+    FN(loss_rows),     FN(square),         FN(adamw),        FN(gemm),
 };

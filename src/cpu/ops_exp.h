@@ -1,6 +1,6 @@
 /*
- * exp for float without branches, so that loops over it vectorise: 2^n times a polynomial on [-ln2/2, ln2/2],
- * about 1 ulp; below -87 it is 1e-38, not 0; NaN stays NaN.
+ * exp for float without branches, so that loops over it vectorise: 2^n times a polynomial on
+ * [-ln2/2, ln2/2], about 1 ulp; below -87 it is 1e-38, not 0; NaN stays NaN.
  */
 #ifndef HTI_CPU_OPS_EXP_H
 #define HTI_CPU_OPS_EXP_H

@@ -1,6 +1,7 @@
 /*
- * The matrix product by CBLAS. Each thread of the context multiplies its own part of C with a BLAS that is told
- * to use one thread: no second pool of threads beside OpenMP's, and the split depends on the shape alone.
+ * The matrix product by CBLAS. Each thread of the context multiplies its own part of C with a BLAS
+ * that is told to use one thread: no second pool of threads beside OpenMP's, and the split depends
+ * on the shape alone.
  */
 #include "cpu/ops.h"
 
@@ -17,8 +18,9 @@ static void part(const hti_gemm *g, int64_t i0, int64_t i1, int64_t j0, int64_t 
     const float *b = (const float *)g->b + (g->transpose_b ? j0 * g->ldb : j0);
     float *c = (float *)g->c + i0 * g->ldc + j0;
     cblas_sgemm(CblasRowMajor, g->transpose_a ? CblasTrans : CblasNoTrans,
-                g->transpose_b ? CblasTrans : CblasNoTrans, (int)(i1 - i0), (int)(j1 - j0), (int)g->k,
-                1.0f, a, (int)g->lda, b, (int)g->ldb, g->accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
+                g->transpose_b ? CblasTrans : CblasNoTrans, (int)(i1 - i0), (int)(j1 - j0),
+                (int)g->k, 1.0f, a, (int)g->lda, b, (int)g->ldb, g->accumulate ? 1.0f : 0.0f, c,
+                (int)g->ldc);
 }
 
 /* Part t of n in equal pieces of whole cache lines. */
@@ -34,8 +36,10 @@ ht_status hti_cpu_gemm_blas(ht_context *ctx, const hti_gemm *g) {
     if (openblas_set_num_threads && before != 1) openblas_set_num_threads(1);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int t = 0; t < threads; t++) {
-        if (g->m >= g->n) part(g, cut(g->m, t, threads), cut(g->m, t + 1, threads), 0, g->n);
-        else part(g, 0, g->m, cut(g->n, t, threads), cut(g->n, t + 1, threads));
+        if (g->m >= g->n)
+            part(g, cut(g->m, t, threads), cut(g->m, t + 1, threads), 0, g->n);
+        else
+            part(g, 0, g->m, cut(g->n, t, threads), cut(g->n, t + 1, threads));
     }
     if (openblas_set_num_threads && before != 1) openblas_set_num_threads(before);
     return HT_OK;
@@ -43,6 +47,8 @@ ht_status hti_cpu_gemm_blas(ht_context *ctx, const hti_gemm *g) {
 
 #else
 
-ht_status hti_cpu_gemm_blas(ht_context *ctx, const hti_gemm *g) { return hti_cpu_gemm_plain(ctx, g); }
+ht_status hti_cpu_gemm_blas(ht_context *ctx, const hti_gemm *g) {
+    return hti_cpu_gemm_plain(ctx, g);
+}
 
 #endif

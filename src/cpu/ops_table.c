@@ -1,19 +1,18 @@
 /*
- * Tables for AVX2 and AVX-512: the model's ops compiled for them, products by CBLAS, attention by reference.
+ * Tables for AVX2 and AVX-512: the model's ops compiled for them, products by CBLAS, attention by
+ * reference.
  */
 #include "cpu/ops.h"
 
 #ifdef HTI_X86
 
-#define TABLE(isa)                                                               \
-    {.name = "cpu:" #isa,                                                        \
-     HTI_CPU_COMMON,                                                             \
-     .attention_need = hti_ref_attention_need,                                   \
-     .attention_forward = hti_ref_attention_forward,                             \
-     .attention_backward = hti_ref_attention_backward,                           \
-     .cache_scratch = hti_ref_cache_scratch,                                     \
-     .cache_extend = hti_ref_cache_extend,                                       \
-     HTI_CPU_MODEL(hti_model_##isa, hti_cpu_gemm_blas)}
+#define TABLE(isa)                                                                                \
+    {                                                                                             \
+        .name = "cpu:" #isa, HTI_CPU_COMMON, .attention_need = hti_ref_attention_need,            \
+        .attention_forward = hti_ref_attention_forward,                                           \
+        .attention_backward = hti_ref_attention_backward, .cache_scratch = hti_ref_cache_scratch, \
+        .cache_extend = hti_ref_cache_extend, HTI_CPU_MODEL(hti_model_##isa, hti_cpu_gemm_blas)   \
+    }
 
 const hti_ops hti_cpu_avx512_ops = TABLE(avx512);
 const hti_ops hti_cpu_avx2_ops = TABLE(avx2);

@@ -7,9 +7,15 @@
 
 #include "core/philox.h"
 
-static const uint16_t *tokens_of(const ht_data *d) { return (const uint16_t *)(const void *)d->tokens.data; }
-static const int64_t *starts_of(const ht_data *d) { return (const int64_t *)(const void *)d->starts.data; }
-static const int32_t *labels_of(const ht_data *d) { return (const int32_t *)(const void *)d->labels.data; }
+static const uint16_t *tokens_of(const ht_data *d) {
+    return (const uint16_t *)(const void *)d->tokens.data;
+}
+static const int64_t *starts_of(const ht_data *d) {
+    return (const int64_t *)(const void *)d->starts.data;
+}
+static const int32_t *labels_of(const ht_data *d) {
+    return (const int32_t *)(const void *)d->labels.data;
+}
 static int per_item(const ht_data *d) { return d->config.task == HT_TASK_PAIRS ? 2 : 1; }
 
 /* ---- filling ---- */
@@ -54,16 +60,21 @@ static ht_status fill(ht_data *d, const ht_data_desc *desc) {
     const ht_config *c = &d->config;
     d->tokens.ctx = d->starts.ctx = d->labels.ctx = d->ctx;
     TRY(hti_buffer_add(&d->starts, &zero, sizeof zero));
-    if (c->format == HT_FORMAT_TEXT) TRY(hti_text_read(d, desc));
-    else if (c->format == HT_FORMAT_LISTOPS && !desc->path) TRY(hti_listops_make(d, desc));
-    else TRY(hti_tsv_read(d, desc));
-    CHECK(d->ctx, d->items > 0, HT_INVALID, "%s has no items%s", desc->path ? desc->path : "the data",
+    if (c->format == HT_FORMAT_TEXT)
+        TRY(hti_text_read(d, desc));
+    else if (c->format == HT_FORMAT_LISTOPS && !desc->path)
+        TRY(hti_listops_make(d, desc));
+    else
+        TRY(hti_tsv_read(d, desc));
+    CHECK(d->ctx, d->items > 0, HT_INVALID, "%s has no items%s",
+          desc->path ? desc->path : "the data",
           desc->holdout > 0 ? " in this part; hold out a larger or smaller share" : "");
     return HT_OK;
 }
 
 static ht_status allocate(ht_data *d) {
-    size_t sequences = (size_t)(d->config.batch * per_item(d)), tokens = sequences * (size_t)d->config.length;
+    size_t sequences = (size_t)(d->config.batch * per_item(d)),
+           tokens = sequences * (size_t)d->config.length;
     d->order = hti_host_alloc(d->ctx, sizeof *d->order * (size_t)d->items);
     d->batch_tokens = hti_host_alloc(d->ctx, sizeof *d->batch_tokens * tokens);
     d->batch_targets = hti_host_alloc(d->ctx, sizeof *d->batch_targets * tokens);
@@ -79,7 +90,8 @@ ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *desc)
     CHECK(ctx, desc && desc->size >= sizeof *desc, HT_INVALID,
           "ht_data_desc.size is too small; start from HT_DATA_DESC_INIT");
     CHECK(ctx, desc->config, HT_INVALID, "ht_data_desc.config is NULL");
-    CHECK(ctx, desc->holdout >= 0 && desc->holdout < 1, HT_INVALID, "holdout must be in [0, 1), got %g", desc->holdout);
+    CHECK(ctx, desc->holdout >= 0 && desc->holdout < 1, HT_INVALID,
+          "holdout must be in [0, 1), got %g", desc->holdout);
     ht_config config = *desc->config;
     TRY(hti_config_resolve(ctx, &config));
     ht_data *d = hti_host_alloc(ctx, sizeof *d);
@@ -113,7 +125,8 @@ void ht_data_close(ht_data *d) {
 ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
     CHECK(d->ctx, out && out->size >= sizeof *out, HT_INVALID,
           "ht_data_info.size is too small; start from HT_DATA_INFO_INIT");
-    *out = (ht_data_info){.size = out->size, .items = d->items, .longest = d->longest, .cut = d->cut};
+    *out =
+        (ht_data_info){.size = out->size, .items = d->items, .longest = d->longest, .cut = d->cut};
     out->tokens = (int64_t)(d->tokens.used / sizeof(uint16_t));
     if (d->config.task == HT_TASK_LANGUAGE) return HT_OK;
     int64_t *count = hti_host_alloc(d->ctx, sizeof *count * (size_t)d->config.classes), most = 0;
@@ -134,7 +147,8 @@ ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
 /* A window of a text: `length` tokens and their successors; the last one is shorter. */
 static int64_t put_window(ht_data *d, int64_t item, int64_t at) {
     int64_t total = (int64_t)(d->tokens.used / sizeof(uint16_t)), length = d->config.length;
-    int64_t from = (d->first_window + item) * length, n = total - 1 - from < length ? total - 1 - from : length;
+    int64_t from = (d->first_window + item) * length,
+            n = total - 1 - from < length ? total - 1 - from : length;
     for (int64_t i = 0; i < n; i++) {
         d->batch_tokens[at + i] = tokens_of(d)[from + i];
         d->batch_targets[at + i] = tokens_of(d)[from + i + 1];
@@ -160,7 +174,8 @@ static void put_item(ht_data *d, int64_t item, int64_t slot) {
 }
 
 static ht_status finish(ht_data *d, ht_batch *out, int64_t items) {
-    CHECK(d->ctx, out && out->size >= sizeof *out, HT_INVALID, "ht_batch.size is too small; start from HT_BATCH_INIT");
+    CHECK(d->ctx, out && out->size >= sizeof *out, HT_INVALID,
+          "ht_batch.size is too small; start from HT_BATCH_INIT");
     out->sequences = items * per_item(d);
     out->tokens = d->batch_tokens;
     out->cu_seqlens = d->batch_starts;
@@ -184,8 +199,8 @@ static void shuffle(ht_data *d, int64_t epoch) {
     if (d->epoch == epoch) return;
     for (int64_t i = 0; i < d->items; i++) d->order[i] = i;
     for (int64_t i = d->items - 1; i > 0; i--) {
-        hti_philox w = hti_philox_draw((uint64_t)d->config.seed ^ 0xDA7Au, (uint32_t)epoch, (uint32_t)(epoch >> 32),
-                                       (uint32_t)i, (uint32_t)(i >> 32));
+        hti_philox w = hti_philox_draw((uint64_t)d->config.seed ^ 0xDA7Au, (uint32_t)epoch,
+                                       (uint32_t)(epoch >> 32), (uint32_t)i, (uint32_t)(i >> 32));
         uint64_t draw = (uint64_t)w.w[0] << 32 | w.w[1];
         int64_t k = (int64_t)(draw % (uint64_t)(i + 1)), swap = d->order[i];
         d->order[i] = d->order[k];
@@ -206,16 +221,18 @@ ht_status ht_data_draw(ht_data *d, ht_batch *out) {
 int64_t ht_data_position(const ht_data *d) { return d->position; }
 
 ht_status ht_data_seek(ht_data *d, int64_t position) {
-    CHECK(d->ctx, position >= 0, HT_INVALID, "the position of data must not be negative, got %lld", (long long)position);
+    CHECK(d->ctx, position >= 0, HT_INVALID, "the position of data must not be negative, got %lld",
+          (long long)position);
     d->position = position;
     return HT_OK;
 }
 
-ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text, size_t bytes, int32_t *tokens,
-                         int64_t room, int64_t *count) {
+ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text, size_t bytes,
+                         int32_t *tokens, int64_t room, int64_t *count) {
     CHECK(ctx, text && count && (tokens || room == 0), HT_INVALID, "ht_data_encode: NULL pointer");
     if (config->format != HT_FORMAT_LISTOPS) {
-        for (size_t i = 0; i < bytes && (int64_t)i < room; i++) tokens[i] = (unsigned char)text[i] + 1;
+        for (size_t i = 0; i < bytes && (int64_t)i < room; i++)
+            tokens[i] = (unsigned char)text[i] + 1;
         *count = (int64_t)bytes;
         return HT_OK;
     }

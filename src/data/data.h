@@ -19,9 +19,10 @@ void hti_buffer_free(hti_buffer *b);
 struct ht_data {
     ht_context *ctx;
     ht_config config;
-    hti_buffer tokens;  /* uint16_t: of all sequences, or the whole stream of a text */
-    hti_buffer starts;  /* int64_t [sequences + 1]; texts: not used, windows follow from the length */
-    hti_buffer labels;  /* int32_t [items]; texts: not used */
+    hti_buffer tokens; /* uint16_t: of all sequences, or the whole stream of a text */
+    hti_buffer
+        starts; /* int64_t [sequences + 1]; texts: not used, windows follow from the length */
+    hti_buffer labels; /* int32_t [items]; texts: not used */
     int64_t items;
     int64_t longest, cut;
     int64_t first_window; /* texts: which windows are this part */
@@ -32,7 +33,8 @@ struct ht_data {
     int32_t *batch_tokens, *batch_starts, *batch_targets;
 };
 
-/* source.c: calls `each` with the bytes of a file, of all files of a folder, or of stdin, uncompressed. */
+/* source.c: calls `each` with the bytes of a file, of all files of a folder, or of stdin,
+ * uncompressed. */
 typedef ht_status hti_each(void *user, const char *name, const char *bytes, size_t count);
 ht_status hti_source_read(ht_context *ctx, const char *path, hti_each *each, void *user);
 
@@ -47,8 +49,8 @@ ht_status hti_text_read(ht_data *d, const ht_data_desc *desc);
 ht_status hti_listops_make(ht_data *d, const ht_data_desc *desc);
 
 /* An expression as ids; *count may be more than room. */
-ht_status hti_listops_encode(ht_context *ctx, const char *text, size_t bytes, uint16_t *ids, int64_t room,
-                             int64_t *count);
+ht_status hti_listops_encode(ht_context *ctx, const char *text, size_t bytes, uint16_t *ids,
+                             int64_t room, int64_t *count);
 
 /* Is item `index` in the valid part when a share of all items is held out? */
 int hti_held_out(int64_t index, double share);

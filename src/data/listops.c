@@ -1,8 +1,10 @@
 /*
- * ListOps: nested lists of digits with operators MIN, MAX, MED (median) and SM (sum modulo 10), made at random as the
- * Long Range Arena makes them. Ids: digits 1 ... 10, [MIN 11, [MAX 12, [MED 13, [SM 14, ] 15.
+ * ListOps: nested lists of digits with operators MIN, MAX, MED (median) and SM (sum modulo 10),
+ * made at random as the Long Range Arena makes them. Ids: digits 1 ... 10, [MIN 11, [MAX 12, [MED
+ * 13, [SM 14, ] 15.
  *
- * All parts come from one stream of distinct expressions: first the valid part, then the test part, then train.
+ * All parts come from one stream of distinct expressions: first the valid part, then the test part,
+ * then train.
  */
 #include <string.h>
 
@@ -22,7 +24,8 @@ typedef struct dice {
 static uint32_t roll(dice *d) {
     int at = (int)(d->count % 4);
     if (at == 0)
-        d->words = hti_philox_draw(d->seed, (uint32_t)(d->count / 4), (uint32_t)(d->count / 4 >> 32), 0x115, 0);
+        d->words = hti_philox_draw(d->seed, (uint32_t)(d->count / 4),
+                                   (uint32_t)(d->count / 4 >> 32), 0x115, 0);
     d->count++;
     return d->words.w[at];
 }
@@ -31,7 +34,7 @@ static int roll_below(dice *d, int n) { return (int)((uint64_t)roll(d) * (uint64
 
 /* ---- expressions ---- */
 
-static int apply(int operator, int *values, int n) {
+static int apply(int operator, int * values, int n) {
     int sum = 0;
     for (int i = 1; i < n; i++) /* in order: at most a hundred */
         for (int k = i; k > 0 && values[k - 1] > values[k]; k--) {
@@ -59,10 +62,11 @@ static void put(maker *m, int id) {
     m->count++;
 }
 
-/* An expression at this depth (root: 1); returns its value. One that has outgrown the room is of no use and is
- * finished quickly. The operator is drawn after its arguments. */
+/* An expression at this depth (root: 1); returns its value. One that has outgrown the room is of no
+ * use and is finished quickly. The operator is drawn after its arguments. */
 static int make(maker *m, int64_t depth) {
-    int is_operator = depth < m->c->listops_depth && roll(&m->dice) <= 0x40000000u && m->count < m->room;
+    int is_operator =
+        depth < m->c->listops_depth && roll(&m->dice) <= 0x40000000u && m->count < m->room;
     if (!is_operator) {
         int digit = roll_below(&m->dice, 10);
         put(m, DIGIT + digit);
@@ -72,13 +76,14 @@ static int make(maker *m, int64_t depth) {
     int64_t at = m->count;
     put(m, OPERATOR);
     for (int i = 0; i < n; i++) values[i] = make(m, depth + 1);
-    int operator = roll_below(&m->dice, 4);
+    int operator= roll_below(&m->dice, 4);
     if (at < m->room) m->ids[at] = (uint16_t)(OPERATOR + operator);
     put(m, END);
     return apply(operator, values, n);
 }
 
-/* ---- distinct ones: a set of 64-bit hashes; two different expressions share one about never ---- */
+/* ---- distinct ones: a set of 64-bit hashes; two different expressions share one about never ----
+ */
 
 typedef struct set {
     uint64_t *slots; /* 0: empty */
@@ -99,16 +104,21 @@ static int set_add(set *s, const uint16_t *ids, int64_t count) {
 
 static ht_status make_all(ht_data *d, const ht_data_desc *desc, maker *m, set *seen) {
     const ht_config *c = &d->config;
-    int64_t first = desc->part == HT_PART_VALID ? 0 : desc->part == HT_PART_TEST ? c->valid_items : 2 * c->valid_items;
-    int64_t last = first + (desc->part == HT_PART_TRAIN ? c->train_items : c->valid_items), vain = 0;
+    int64_t first = desc->part == HT_PART_VALID  ? 0
+                    : desc->part == HT_PART_TEST ? c->valid_items
+                                                 : 2 * c->valid_items;
+    int64_t last = first + (desc->part == HT_PART_TRAIN ? c->train_items : c->valid_items),
+            vain = 0;
     for (int64_t found = 0; found < last;) {
         m->count = 0;
         int value = make(m, 1);
         int fits = m->count > c->listops_min && m->count < c->listops_max;
         if (!fits || !set_add(seen, m->ids, m->count)) {
             CHECK(d->ctx, ++vain < 20000000, HT_INVALID,
-                  "only %lld different expressions of %lld to %lld tokens were found, %lld are wanted",
-                  (long long)found, (long long)c->listops_min + 1, (long long)c->listops_max - 1, (long long)last);
+                  "only %lld different expressions of %lld to %lld tokens were found, %lld are "
+                  "wanted",
+                  (long long)found, (long long)c->listops_min + 1, (long long)c->listops_max - 1,
+                  (long long)last);
             continue;
         }
         vain = 0;
@@ -142,12 +152,13 @@ static int id_of(const char *word, size_t bytes) {
     if (bytes == 1 && word[0] >= '0' && word[0] <= '9') return DIGIT + word[0] - '0';
     if (bytes == 1 && (word[0] == ']' || word[0] == 'X')) return END;
     for (int i = 0; i < 4; i++)
-        if (bytes == strlen(operators[i]) && memcmp(word, operators[i], bytes) == 0) return OPERATOR + i;
+        if (bytes == strlen(operators[i]) && memcmp(word, operators[i], bytes) == 0)
+            return OPERATOR + i;
     return -1;
 }
 
-ht_status hti_listops_encode(ht_context *ctx, const char *text, size_t bytes, uint16_t *ids, int64_t room,
-                             int64_t *count) {
+ht_status hti_listops_encode(ht_context *ctx, const char *text, size_t bytes, uint16_t *ids,
+                             int64_t room, int64_t *count) {
     static const char blank[] = " \t\r\n()";
     *count = 0;
     for (size_t at = 0; at < bytes;) {
@@ -156,11 +167,13 @@ ht_status hti_listops_encode(ht_context *ctx, const char *text, size_t bytes, ui
             at++;
             continue;
         }
-        if (text[at] == ']') at++; /* "9]" is two words */
+        if (text[at] == ']')
+            at++; /* "9]" is two words */
         else
             while (at < bytes && text[at] != ']' && !memchr(blank, text[at], sizeof blank)) at++;
         int id = id_of(text + from, at - from);
-        CHECK(ctx, id >= 0, HT_FORMAT, "'%.*s' is no part of a ListOps expression: digits 0 to 9, [MIN [MAX [MED [SM and ]",
+        CHECK(ctx, id >= 0, HT_FORMAT,
+              "'%.*s' is no part of a ListOps expression: digits 0 to 9, [MIN [MAX [MED [SM and ]",
               at - from < 40 ? (int)(at - from) : 40, text + from);
         if (*count < room) ids[*count] = (uint16_t)id;
         ++*count;

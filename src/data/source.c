@@ -64,7 +64,8 @@ static ht_status unpack_zstd(hti_buffer *out, const char *name, const hti_buffer
         left = ZSTD_decompressStream(stream, &to, &from);
         out->used = to.pos;
         if (ZSTD_isError(left))
-            status = hti_fail(out->ctx, HT_FORMAT, "%s is damaged zstd: %s", name, ZSTD_getErrorName(left));
+            status = hti_fail(out->ctx, HT_FORMAT, "%s is damaged zstd: %s", name,
+                              ZSTD_getErrorName(left));
         else if (left != 0 && out->used == before && from.pos == at)
             status = hti_fail(out->ctx, HT_FORMAT, "%s is zstd that ends too soon", name);
     }
@@ -76,7 +77,8 @@ static ht_status unpack_zstd(hti_buffer *out, const char *name, const hti_buffer
 #ifdef HTI_ZLIB
 static ht_status unpack_gzip(hti_buffer *out, const char *name, const hti_buffer *in) {
     z_stream z = {0};
-    CHECK(out->ctx, inflateInit2(&z, 15 + 16) == Z_OK, HT_NOMEM, "out of memory: unpacking %s", name);
+    CHECK(out->ctx, inflateInit2(&z, 15 + 16) == Z_OK, HT_NOMEM, "out of memory: unpacking %s",
+          name);
     size_t at = 0;
     int code = Z_OK;
     ht_status status = HT_OK;
@@ -168,12 +170,14 @@ static ht_status read_folder(ht_context *ctx, const char *path, hti_each *each, 
         struct stat about;
         int fits = snprintf(name, sizeof name, "%s/%s", path, list[i]->d_name) < (int)sizeof name;
         free(list[i]);
-        if (status != HT_OK || !fits || stat(name, &about) != 0 || !S_ISREG(about.st_mode)) continue;
+        if (status != HT_OK || !fits || stat(name, &about) != 0 || !S_ISREG(about.st_mode))
+            continue;
         status = read_path(ctx, name, each, user);
         files++;
     }
     free(list);
-    if (status == HT_OK && files == 0) status = hti_fail(ctx, HT_IO, "%s is a folder without files", path);
+    if (status == HT_OK && files == 0)
+        status = hti_fail(ctx, HT_IO, "%s is a folder without files", path);
     return status;
 }
 

@@ -1,6 +1,7 @@
 /*
- * Plain text for language models: all files one after the other, each begun by token 0, cut into windows of
- * `length` tokens. A window's targets are its tokens moved by one. Held out are the last windows.
+ * Plain text for language models: all files one after the other, each begun by token 0, cut into
+ * windows of `length` tokens. A window's targets are its tokens moved by one. Held out are the last
+ * windows.
  */
 #include <string.h>
 
@@ -22,7 +23,8 @@ ht_status hti_text_read(ht_data *d, const ht_data_desc *desc) {
     CHECK(d->ctx, desc->path, HT_INVALID, "data from a text needs a path");
     CHECK(d->ctx, d->config.task == HT_TASK_LANGUAGE, HT_INVALID,
           "plain text has no labels: it is for language models (task language)");
-    CHECK(d->ctx, d->config.vocab >= 257, HT_INVALID, "bytes need a vocab of 257, got %lld", (long long)d->config.vocab);
+    CHECK(d->ctx, d->config.vocab >= 257, HT_INVALID, "bytes need a vocab of 257, got %lld",
+          (long long)d->config.vocab);
     TRY(hti_source_read(d->ctx, desc->path, add_file, d));
     int64_t tokens = (int64_t)(d->tokens.used / sizeof(uint16_t)), length = d->config.length;
     int64_t windows = (tokens - 1 + length - 1) / length, held = 0;
@@ -30,8 +32,8 @@ ht_status hti_text_read(ht_data *d, const ht_data_desc *desc) {
         held = (int64_t)(desc->holdout * (double)windows + 0.5);
         if (held < 1) held = 1;
         CHECK(d->ctx, held < windows, HT_INVALID,
-              "%s is too short to hold out %.3g of it: it has %lld windows of %lld bytes", desc->path, desc->holdout,
-              (long long)windows, (long long)length);
+              "%s is too short to hold out %.3g of it: it has %lld windows of %lld bytes",
+              desc->path, desc->holdout, (long long)windows, (long long)length);
     }
     int valid = desc->holdout > 0 && desc->part == HT_PART_VALID;
     d->first_window = valid ? windows - held : 0;

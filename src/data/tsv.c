@@ -1,6 +1,7 @@
 /*
- * Labelled texts, one per line: label<TAB>text, of pairs label<TAB>text<TAB>text. Bytes, or expressions if the data
- * is ListOps. A first line "Source<TAB>Target" (the Long Range Arena's ListOps files) means text<TAB>label.
+ * Labelled texts, one per line: label<TAB>text, of pairs label<TAB>text<TAB>text. Bytes, or
+ * expressions if the data is ListOps. A first line "Source<TAB>Target" (the Long Range Arena's
+ * ListOps files) means text<TAB>label.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 typedef struct tsv {
     ht_data *data;
     const ht_data_desc *desc;
-    int64_t seen;     /* items of all files, of all parts */
+    int64_t seen; /* items of all files, of all parts */
     int text_first;
 } tsv;
 
@@ -27,18 +28,20 @@ typedef struct place {
     long long line;
 } place;
 
-static ht_status read_label(const ht_data *d, const place *at, const char *text, size_t bytes, int32_t *out) {
+static ht_status read_label(const ht_data *d, const place *at, const char *text, size_t bytes,
+                            int32_t *out) {
     char word[32], *end;
-    CHECK(d->ctx, bytes > 0 && bytes < sizeof word, HT_FORMAT, "%s:%lld: the label must be a whole number, got '%.*s'",
-          at->name, at->line, bytes < 40 ? (int)bytes : 40, text);
+    CHECK(d->ctx, bytes > 0 && bytes < sizeof word, HT_FORMAT,
+          "%s:%lld: the label must be a whole number, got '%.*s'", at->name, at->line,
+          bytes < 40 ? (int)bytes : 40, text);
     memcpy(word, text, bytes);
     word[bytes] = '\0';
     double x = strtod(word, &end);
     CHECK(d->ctx, end != word && *end == '\0' && x == floor(x), HT_FORMAT,
           "%s:%lld: the label must be a whole number, got '%s'", at->name, at->line, word);
     CHECK(d->ctx, x >= 0 && x < (double)d->config.classes, HT_FORMAT,
-          "%s:%lld: label %s is out of range: classes is %lld, so labels are 0 to %lld", at->name, at->line, word,
-          (long long)d->config.classes, (long long)d->config.classes - 1);
+          "%s:%lld: label %s is out of range: classes is %lld, so labels are 0 to %lld", at->name,
+          at->line, word, (long long)d->config.classes, (long long)d->config.classes - 1);
     *out = (int32_t)x;
     return HT_OK;
 }
@@ -67,7 +70,8 @@ static ht_status add_text(ht_data *d, const place *at, const char *text, size_t 
 static ht_status read_line(tsv *t, const place *at, const char *line, size_t bytes) {
     ht_data *d = t->data;
     const char *tab = memchr(line, '\t', bytes);
-    CHECK(d->ctx, tab, HT_FORMAT, "%s:%lld: there is no tab; a line must be label<TAB>text", at->name, at->line);
+    CHECK(d->ctx, tab, HT_FORMAT, "%s:%lld: there is no tab; a line must be label<TAB>text",
+          at->name, at->line);
     const char *text = tab + 1, *label = line;
     size_t label_bytes = (size_t)(tab - line), text_bytes = bytes - label_bytes - 1;
     if (t->text_first) {
@@ -76,12 +80,15 @@ static ht_status read_line(tsv *t, const place *at, const char *line, size_t byt
     }
     int32_t number = 0;
     TRY(read_label(d, at, label, label_bytes, &number));
-    if (t->desc->holdout > 0 && hti_held_out(t->seen++, t->desc->holdout) != (t->desc->part == HT_PART_VALID))
+    if (t->desc->holdout > 0 &&
+        hti_held_out(t->seen++, t->desc->holdout) != (t->desc->part == HT_PART_VALID))
         return HT_OK;
     if (d->config.task == HT_TASK_PAIRS) {
         const char *second = memchr(text, '\t', text_bytes);
-        CHECK(d->ctx, second, HT_FORMAT, "%s:%lld: there is no second tab; a line of pairs must be "
-              "label<TAB>text<TAB>text", at->name, at->line);
+        CHECK(d->ctx, second, HT_FORMAT,
+              "%s:%lld: there is no second tab; a line of pairs must be "
+              "label<TAB>text<TAB>text",
+              at->name, at->line);
         TRY(add_text(d, at, text, (size_t)(second - text)));
         text_bytes -= (size_t)(second - text) + 1;
         text = second + 1;
@@ -99,8 +106,10 @@ static ht_status read_file(void *user, const char *name, const char *bytes, size
         size_t n = end ? (size_t)(end - bytes) - from : count - from, next = from + n + 1;
         if (n > 0 && bytes[from + n - 1] == '\r') n--;
         at.line++;
-        if (at.line == 1 && n == 13 && memcmp(bytes, "Source\tTarget", 13) == 0) t->text_first = 1;
-        else if (n > 0 || next < count) TRY(read_line(t, &at, bytes + from, n));
+        if (at.line == 1 && n == 13 && memcmp(bytes, "Source\tTarget", 13) == 0)
+            t->text_first = 1;
+        else if (n > 0 || next < count)
+            TRY(read_line(t, &at, bytes + from, n));
         from = next;
     }
     return HT_OK;
@@ -109,6 +118,7 @@ static ht_status read_file(void *user, const char *name, const char *bytes, size
 ht_status hti_tsv_read(ht_data *d, const ht_data_desc *desc) {
     tsv t = {d, desc, 0, 0};
     CHECK(d->ctx, desc->path, HT_INVALID, "data from a tsv needs a path");
-    CHECK(d->ctx, d->config.task != HT_TASK_LANGUAGE, HT_INVALID, "a language model learns from text, not from a tsv");
+    CHECK(d->ctx, d->config.task != HT_TASK_LANGUAGE, HT_INVALID,
+          "a language model learns from text, not from a tsv");
     return hti_source_read(d->ctx, desc->path, read_file, &t);
 }

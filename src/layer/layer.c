@@ -52,9 +52,10 @@ hti_random hti_site(const hti_rows *r, double p, int64_t layer, int place) {
     return d;
 }
 
-static hti_linear_call linear(const hti_layers *s, int64_t rows, int64_t in, int64_t out, const void *x,
-                              const void *w, const void *bias) {
-    hti_linear_call a = {.dtype = s->dtype, .rows = rows, .in = in, .out = out, .x = x, .w = w, .bias = bias};
+static hti_linear_call linear(const hti_layers *s, int64_t rows, int64_t in, int64_t out,
+                              const void *x, const void *w, const void *bias) {
+    hti_linear_call a = {
+        .dtype = s->dtype, .rows = rows, .in = in, .out = out, .x = x, .w = w, .bias = bias};
     return a;
 }
 
@@ -63,8 +64,9 @@ static uint64_t layer_seed(uint64_t seed, int64_t index) {
     return seed ^ ((uint64_t)(index + 1) * 0x9E3779B97F4A7C15u);
 }
 
-static ht_attention_args attention_args(const hti_layers *s, int64_t index, const hti_layer_weights *w,
-                                        const hti_rows *r, const hti_kept *k, const hti_work *work) {
+static ht_attention_args attention_args(const hti_layers *s, int64_t index,
+                                        const hti_layer_weights *w, const hti_rows *r,
+                                        const hti_kept *k, const hti_work *work) {
     const ht_config *c = s->c;
     int64_t row = qkv_width(c), d = HTI_HEAD_DIM;
     char *qkv = k->qkv;
@@ -75,7 +77,8 @@ static ht_attention_args attention_args(const hti_layers *s, int64_t index, cons
     a.cu_seqlens = r->cu_seqlens;
     a.q = (ht_tensor){.data = qkv, .row_stride = row, .head_stride = d};
     a.k = (ht_tensor){.data = qkv + (size_t)c->inner * e, .row_stride = row, .head_stride = d};
-    a.v = (ht_tensor){.data = qkv + (size_t)(c->inner + HTI_KV) * e, .row_stride = row, .head_stride = d};
+    a.v = (ht_tensor){
+        .data = qkv + (size_t)(c->inner + HTI_KV) * e, .row_stride = row, .head_stride = d};
     a.out = (ht_tensor){.data = k->heads};
     a.bias = w->relative;
     a.key_mask = a.query_mask = r->mask;
@@ -89,9 +92,15 @@ static ht_attention_args attention_args(const hti_layers *s, int64_t index, cons
 static ht_status rotate(const hti_layers *s, const hti_rows *r, void *qkv, double sign) {
     const ht_config *c = s->c;
     if (!s->turn) return HT_OK;
-    hti_rotary_call a = {.dtype = s->dtype, .rows = r->rows, .heads = c->heads + c->kv_heads,
-                         .head_dim = HTI_HEAD_DIM, .row_stride = qkv_width(c), .positions = r->positions,
-                         .turn = s->turn, .sign = sign, .x = qkv};
+    hti_rotary_call a = {.dtype = s->dtype,
+                         .rows = r->rows,
+                         .heads = c->heads + c->kv_heads,
+                         .head_dim = HTI_HEAD_DIM,
+                         .row_stride = qkv_width(c),
+                         .positions = r->positions,
+                         .turn = s->turn,
+                         .sign = sign,
+                         .x = qkv};
     return s->ctx->ops->rotary(s->ctx, &a);
 }
 
@@ -106,7 +115,8 @@ static ht_status attention_forward(const hti_layers *s, int64_t index, const hti
     const ht_config *c = s->c;
     const hti_ops *ops = s->ctx->ops;
     hti_linear_call qkv = linear(s, r->rows, c->width, qkv_width(c), k->h1, w->qkv, w->qkv_bias);
-    hti_linear_call merge = linear(s, r->rows, c->inner, c->width, k->heads, w->merge, w->merge_bias);
+    hti_linear_call merge =
+        linear(s, r->rows, c->inner, c->width, k->heads, w->merge, w->merge_bias);
     qkv.y = k->qkv;
     merge.y = work->branch;
     TRY(ops->linear_forward(s->ctx, &qkv));
@@ -130,16 +140,33 @@ static ht_status mlp_forward(const hti_layers *s, int64_t index, const hti_layer
     return s->ctx->ops->linear_forward(s->ctx, &down);
 }
 
-ht_status hti_layer_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w, const hti_rows *r,
-                            const hti_kept *k, const hti_work *work, const void *x, int pending) {
+ht_status hti_layer_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
+                            const hti_rows *r, const hti_kept *k, const hti_work *work,
+                            const void *x, int pending) {
     const ht_config *c = s->c;
-    hti_norm_call norm1 = {.dtype = s->dtype, .rows = r->rows, .width = c->width, .epsilon = c->norm_epsilon,
-                           .x = x, .y = pending ? work->branch : NULL, .s = k->x, .out = k->h1,
-                           .stats = k->stats1, .scale = w->norm1_scale, .shift = w->norm1_shift,
+    hti_norm_call norm1 = {.dtype = s->dtype,
+                           .rows = r->rows,
+                           .width = c->width,
+                           .epsilon = c->norm_epsilon,
+                           .x = x,
+                           .y = pending ? work->branch : NULL,
+                           .s = k->x,
+                           .out = k->h1,
+                           .stats = k->stats1,
+                           .scale = w->norm1_scale,
+                           .shift = w->norm1_shift,
                            .drop = hti_site(r, c->dropout, index - 1, HTI_SITE_BRANCH)};
-    hti_norm_call norm2 = {.dtype = s->dtype, .rows = r->rows, .width = c->width, .epsilon = c->norm_epsilon,
-                           .x = k->x, .y = work->branch, .s = k->x1, .out = k->h2, .stats = k->stats2,
-                           .scale = w->norm2_scale, .shift = w->norm2_shift,
+    hti_norm_call norm2 = {.dtype = s->dtype,
+                           .rows = r->rows,
+                           .width = c->width,
+                           .epsilon = c->norm_epsilon,
+                           .x = k->x,
+                           .y = work->branch,
+                           .s = k->x1,
+                           .out = k->h2,
+                           .stats = k->stats2,
+                           .scale = w->norm2_scale,
+                           .shift = w->norm2_shift,
                            .drop = hti_site(r, c->dropout, index, HTI_SITE_HEADS)};
     TRY(s->ctx->ops->norm_forward(s->ctx, &norm1));
     TRY(attention_forward(s, index, w, r, k, work));
@@ -186,12 +213,13 @@ static ht_attention_grads attention_grads(const ht_attention_args *args, const h
 }
 
 static ht_status attention_backward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
-                                    const hti_layer_weights *g, const hti_rows *r, const hti_kept *k,
-                                    const hti_work *work) {
+                                    const hti_layer_weights *g, const hti_rows *r,
+                                    const hti_kept *k, const hti_work *work) {
     const ht_config *c = s->c;
     const hti_ops *ops = s->ctx->ops;
     hti_linear_call qkv = linear(s, r->rows, c->width, qkv_width(c), k->h1, w->qkv, w->qkv_bias);
-    hti_linear_call merge = linear(s, r->rows, c->inner, c->width, k->heads, w->merge, w->merge_bias);
+    hti_linear_call merge =
+        linear(s, r->rows, c->inner, c->width, k->heads, w->merge, w->merge_bias);
     merge.dy = work->dy;
     merge.dx = work->dheads;
     merge.dw = g->merge;
@@ -208,12 +236,21 @@ static ht_status attention_backward(const hti_layers *s, int64_t index, const ht
     return ops->linear_backward(s->ctx, &qkv);
 }
 
-/* The norm that had s as its input: ds takes in what comes through it, dy is what the branch before it gets. */
+/* The norm that had s as its input: ds takes in what comes through it, dy is what the branch before
+ * it gets. */
 static hti_norm_call norm_back(const hti_layers *s, const hti_rows *r, const void *x, void *stats,
                                const hti_work *work, hti_random drop) {
-    hti_norm_call a = {.dtype = s->dtype, .rows = r->rows, .width = s->c->width,
-                       .epsilon = s->c->norm_epsilon, .x = x, .stats = stats, .dout = work->dh,
-                       .ds_in = work->ds, .ds = work->ds, .drop = drop, .scratch = work->norm,
+    hti_norm_call a = {.dtype = s->dtype,
+                       .rows = r->rows,
+                       .width = s->c->width,
+                       .epsilon = s->c->norm_epsilon,
+                       .x = x,
+                       .stats = stats,
+                       .dout = work->dh,
+                       .ds_in = work->ds,
+                       .ds = work->ds,
+                       .drop = drop,
+                       .scratch = work->norm,
                        .dy = work->dy == work->ds ? NULL : work->dy};
     return a;
 }
@@ -222,8 +259,10 @@ ht_status hti_layer_backward(const hti_layers *s, int64_t index, const hti_layer
                              const hti_layer_weights *g, const hti_rows *r, const hti_kept *k,
                              const hti_work *work, int pending) {
     double p = s->c->dropout;
-    hti_norm_call norm2 = norm_back(s, r, k->x1, k->stats2, work, hti_site(r, p, index, HTI_SITE_HEADS));
-    hti_norm_call norm1 = norm_back(s, r, k->x, k->stats1, work, hti_site(r, p, index - 1, HTI_SITE_BRANCH));
+    hti_norm_call norm2 =
+        norm_back(s, r, k->x1, k->stats2, work, hti_site(r, p, index, HTI_SITE_HEADS));
+    hti_norm_call norm1 =
+        norm_back(s, r, k->x, k->stats1, work, hti_site(r, p, index - 1, HTI_SITE_BRANCH));
     norm2.scale = w->norm2_scale;
     norm2.dscale = g->norm2_scale;
     norm2.dshift = g->norm2_shift;

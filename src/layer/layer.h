@@ -1,9 +1,10 @@
 /*
- * One pre-norm Transformer block: x1 = x + drop(attention(norm(x))), x2 = x1 + drop(mlp(norm(x1))), and what it keeps
- * for backward.
+ * One pre-norm Transformer block: x1 = x + drop(attention(norm(x))), x2 = x1 + drop(mlp(norm(x1))),
+ * and what it keeps for backward.
  *
- * The sum that ends a block is made by the norm that begins the next one (op.h: norm adds its y first), so a
- * block hands on x1 and, apart from it, the branch y = mlp(...) that still has to be added.
+ * The sum that ends a block is made by the norm that begins the next one (op.h: norm adds its y
+ * first), so a block hands on x1 and, apart from it, the branch y = mlp(...) that still has to be
+ * added.
  */
 #ifndef HTI_LAYER_H
 #define HTI_LAYER_H
@@ -11,30 +12,33 @@
 #include "core/arena.h"
 #include "op.h"
 
-/* A layer's parameters: X(field, name, rows, columns, init, matrix, when); rows 0 makes a vector. `c` is the
- * resolved configuration (model/params.h makes memory and first values from it). */
+/* A layer's parameters: X(field, name, rows, columns, init, matrix, when); rows 0 makes a vector.
+ * `c` is the resolved configuration (model/params.h makes memory and first values from it). */
 #define HTI_HEAD_DIM (c->inner / c->heads)
 #define HTI_KV (c->kv_heads * HTI_HEAD_DIM)
 
-#define HTI_LAYER_PARAMS(X)                                                                              \
-    X(norm1_scale, "norm1.weight", 0, c->width, ONE, 0, 1)                                               \
-    X(norm1_shift, "norm1.bias", 0, c->width, ZERO, 0, 1)                                                \
-    X(qkv, "attention.qkv.weight", c->inner + 2 * HTI_KV, c->width, XAVIER_QKV, 1, 1)                    \
-    X(qkv_bias, "attention.qkv.bias", 0, c->inner + 2 * HTI_KV, ZERO, 0, c->projection_bias)             \
-    X(relative, "attention.relative.weight", 4 * c->block - 1, c->heads, ZERO, 0, c->relative_bias)      \
-    X(merge, "attention.output.weight", c->width, c->inner, XAVIER, 1, 1)                                \
-    X(merge_bias, "attention.output.bias", 0, c->width, ZERO, 0, c->projection_bias)                     \
-    X(norm2_scale, "norm2.weight", 0, c->width, ONE, 0, 1)                                               \
-    X(norm2_shift, "norm2.bias", 0, c->width, ZERO, 0, 1)                                                \
-    X(up, "mlp.up.weight", c->hidden, c->width, XAVIER, 1, 1)                                            \
-    X(up_bias, "mlp.up.bias", 0, c->hidden, TINY, 0, 1)                                                  \
-    X(down, "mlp.down.weight", c->width, c->hidden, XAVIER, 1, 1)                                        \
+#define HTI_LAYER_PARAMS(X)                                                                  \
+    X(norm1_scale, "norm1.weight", 0, c->width, ONE, 0, 1)                                   \
+    X(norm1_shift, "norm1.bias", 0, c->width, ZERO, 0, 1)                                    \
+    X(qkv, "attention.qkv.weight", c->inner + 2 * HTI_KV, c->width, XAVIER_QKV, 1, 1)        \
+    X(qkv_bias, "attention.qkv.bias", 0, c->inner + 2 * HTI_KV, ZERO, 0, c->projection_bias) \
+    X(relative, "attention.relative.weight", 4 * c->block - 1, c->heads, ZERO, 0,            \
+      c->relative_bias)                                                                      \
+    X(merge, "attention.output.weight", c->width, c->inner, XAVIER, 1, 1)                    \
+    X(merge_bias, "attention.output.bias", 0, c->width, ZERO, 0, c->projection_bias)         \
+    X(norm2_scale, "norm2.weight", 0, c->width, ONE, 0, 1)                                   \
+    X(norm2_shift, "norm2.bias", 0, c->width, ZERO, 0, 1)                                    \
+    X(up, "mlp.up.weight", c->hidden, c->width, XAVIER, 1, 1)                                \
+    X(up_bias, "mlp.up.bias", 0, c->hidden, TINY, 0, 1)                                      \
+    X(down, "mlp.down.weight", c->width, c->hidden, XAVIER, 1, 1)                            \
     X(down_bias, "mlp.down.bias", 0, c->width, TINY, 0, 1)
 
-
-/* Pointers to a layer's weights (dtype; relative: wide), and to their gradients (wide). NULL: not there. */
+/* Pointers to a layer's weights (dtype; relative: wide), and to their gradients (wide). NULL: not
+ * there. */
 #define HTI_POINTER(field, name, rows, columns, init, matrix, when) void *field;
-typedef struct hti_layer_weights { HTI_LAYER_PARAMS(HTI_POINTER) } hti_layer_weights;
+typedef struct hti_layer_weights {
+    HTI_LAYER_PARAMS(HTI_POINTER)
+} hti_layer_weights;
 
 /* The rows of a batch. */
 typedef struct hti_rows {
@@ -45,7 +49,7 @@ typedef struct hti_rows {
     uint64_t seed;             /* dropout */
     uint32_t offset;
     const uint32_t *offset_device;
-    int train;                 /* dropout on */
+    int train; /* dropout on */
 } hti_rows;
 
 /* What all layers of a model share. */
@@ -54,7 +58,7 @@ typedef struct hti_layers {
     const ht_config *c;
     ht_dtype dtype;
     const ht_attention *plan, *plan_eval; /* with and without dropout */
-    const void *turn;                     /* rotary on all levels: wide [rows, head_dim / 2, 2], else NULL */
+    const void *turn; /* rotary on all levels: wide [rows, head_dim / 2, 2], else NULL */
 } hti_layers;
 
 /* What one layer's forward leaves for its backward. */
@@ -68,32 +72,38 @@ typedef struct hti_kept {
     void *x1;              /* [rows, width] */
     void *pre, *act;       /* [rows, hidden] */
 } hti_kept;
-void hti_kept_layout(hti_kept *kept, hti_arena *arena, const hti_layers *s, int64_t rows, int backward);
+void hti_kept_layout(hti_kept *kept, hti_arena *arena, const hti_layers *s, int64_t rows,
+                     int backward);
 
 /* Memory that layers use one after the other. */
 typedef struct hti_work {
-    void *branch;          /* [rows, width] what is to be added to the stream */
-    void *attention;       /* the attention's scratch */
-    void *ds, *dy;         /* [rows, width] gradients of the stream and of the branch; dy is ds without dropout */
-    void *dh;              /* [rows, width] */
-    void *dwide;           /* [rows, hidden or inner + 2 kv, the larger] */
-    void *dheads;          /* [rows, inner] */
-    void *norm;            /* the norm's scratch */
+    void *branch;    /* [rows, width] what is to be added to the stream */
+    void *attention; /* the attention's scratch */
+    void *ds,
+        *dy; /* [rows, width] gradients of the stream and of the branch; dy is ds without dropout */
+    void *dh;     /* [rows, width] */
+    void *dwide;  /* [rows, hidden or inner + 2 kv, the larger] */
+    void *dheads; /* [rows, inner] */
+    void *norm;   /* the norm's scratch */
 } hti_work;
-void hti_work_layout(hti_work *work, hti_arena *arena, const hti_layers *s, int64_t rows, int backward);
+void hti_work_layout(hti_work *work, hti_arena *arena, const hti_layers *s, int64_t rows,
+                     int backward);
 
-/* x: the stream before this layer, branch (in work) to be added to it if `pending`. Leaves x1 in kept and a new
- * branch in work. */
-ht_status hti_layer_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w, const hti_rows *r,
-                            const hti_kept *kept, const hti_work *work, const void *x, int pending);
+/* x: the stream before this layer, branch (in work) to be added to it if `pending`. Leaves x1 in
+ * kept and a new branch in work. */
+ht_status hti_layer_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
+                            const hti_rows *r, const hti_kept *kept, const hti_work *work,
+                            const void *x, int pending);
 
-/* In: work->ds, dy of what forward left. Out: of what it was given (dy only if pending). Adds to grads. */
+/* In: work->ds, dy of what forward left. Out: of what it was given (dy only if pending). Adds to
+ * grads. */
 ht_status hti_layer_backward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
-                             const hti_layer_weights *grads, const hti_rows *r, const hti_kept *kept,
-                             const hti_work *work, int pending);
+                             const hti_layer_weights *grads, const hti_rows *r,
+                             const hti_kept *kept, const hti_work *work, int pending);
 
 /* Dropout of one place of the model. */
 enum { HTI_SITE_HEADS = 1, HTI_SITE_ACT = 2, HTI_SITE_BRANCH = 3 };
-hti_random hti_site(const hti_rows *r, double p, int64_t layer, int place); /* layer -1: the embedding */
+hti_random hti_site(const hti_rows *r, double p, int64_t layer,
+                    int place); /* layer -1: the embedding */
 
 #endif

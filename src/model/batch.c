@@ -1,8 +1,9 @@
 /*
- * From a caller's batch of tokens to the rows that the kernels see: checked, with cls, positions, mask, targets.
+ * From a caller's batch of tokens to the rows that the kernels see: checked, with cls, positions,
+ * mask, targets.
  *
- * Sequences lie packed one after the other, unless the device wants fixed shapes: then each takes max_length
- * rows, what is left over is masked, and missing sequences are empty.
+ * Sequences lie packed one after the other, unless the device wants fixed shapes: then each takes
+ * max_length rows, what is left over is masked, and missing sequences are empty.
  */
 #include "model/net.h"
 
@@ -11,27 +12,34 @@ static ht_status check_tokens(const hti_net *n, const ht_batch *b) {
     int64_t total = b->cu_seqlens[b->sequences];
     for (int64_t i = 0; i < total; i++)
         CHECK(n->ctx, b->tokens[i] >= 0 && b->tokens[i] < c->vocab, HT_INVALID,
-              "token %lld of the batch must be 0 to %lld, got %d", (long long)i, (long long)c->vocab - 1,
-              (int)b->tokens[i]);
+              "token %lld of the batch must be 0 to %lld, got %d", (long long)i,
+              (long long)c->vocab - 1, (int)b->tokens[i]);
     if (!b->targets) return HT_OK;
-    int64_t targets = c->task == HT_TASK_LANGUAGE ? total : c->task == HT_TASK_PAIRS ? b->sequences / 2 : b->sequences;
+    int64_t targets = c->task == HT_TASK_LANGUAGE ? total
+                      : c->task == HT_TASK_PAIRS  ? b->sequences / 2
+                                                  : b->sequences;
     int64_t most = c->task == HT_TASK_LANGUAGE ? c->vocab : c->classes;
     for (int64_t i = 0; i < targets; i++)
         CHECK(n->ctx, b->targets[i] >= -1 && b->targets[i] < most, HT_INVALID,
-              "target %lld of the batch must be 0 to %lld, or -1, got %d", (long long)i, (long long)most - 1,
-              (int)b->targets[i]);
+              "target %lld of the batch must be 0 to %lld, or -1, got %d", (long long)i,
+              (long long)most - 1, (int)b->targets[i]);
     return HT_OK;
 }
 
 ht_status hti_batch_check(const hti_net *n, const ht_batch *b) {
     const ht_config *c = n->c;
-    CHECK(n->ctx, b && b->size >= sizeof *b, HT_INVALID, "ht_batch.size is too small; start from HT_BATCH_INIT");
+    CHECK(n->ctx, b && b->size >= sizeof *b, HT_INVALID,
+          "ht_batch.size is too small; start from HT_BATCH_INIT");
     CHECK(n->ctx, b->sequences >= 1 && b->sequences <= n->max_sequences, HT_INVALID,
-          "a batch must have 1 to %lld sequences, got %lld", (long long)n->max_sequences, (long long)b->sequences);
+          "a batch must have 1 to %lld sequences, got %lld", (long long)n->max_sequences,
+          (long long)b->sequences);
     CHECK(n->ctx, c->task != HT_TASK_PAIRS || b->sequences % 2 == 0, HT_INVALID,
-          "a batch of pairs must have an even number of sequences, got %lld", (long long)b->sequences);
-    CHECK(n->ctx, b->tokens && b->cu_seqlens, HT_INVALID, "tokens or cu_seqlens of a batch are NULL");
-    CHECK(n->ctx, b->cu_seqlens[0] == 0, HT_INVALID, "cu_seqlens[0] must be 0, got %d", (int)b->cu_seqlens[0]);
+          "a batch of pairs must have an even number of sequences, got %lld",
+          (long long)b->sequences);
+    CHECK(n->ctx, b->tokens && b->cu_seqlens, HT_INVALID,
+          "tokens or cu_seqlens of a batch are NULL");
+    CHECK(n->ctx, b->cu_seqlens[0] == 0, HT_INVALID, "cu_seqlens[0] must be 0, got %d",
+          (int)b->cu_seqlens[0]);
     for (int64_t i = 0; i < b->sequences; i++) {
         int64_t length = (int64_t)b->cu_seqlens[i + 1] - b->cu_seqlens[i];
         CHECK(n->ctx, length >= 1 && length <= c->length, HT_INVALID,
@@ -41,10 +49,12 @@ ht_status hti_batch_check(const hti_net *n, const ht_batch *b) {
     return check_tokens(n, b);
 }
 
-/* Rows of sequence i of the batch (none: i is beyond it) from row `at` on; returns how many are used. */
+/* Rows of sequence i of the batch (none: i is beyond it) from row `at` on; returns how many are
+ * used. */
 static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t at) {
     const ht_config *c = n->c;
-    int64_t cls = hti_config_has_cls(c), have = i < b->sequences, first = have ? b->cu_seqlens[i] : 0;
+    int64_t cls = hti_config_has_cls(c), have = i < b->sequences,
+            first = have ? b->cu_seqlens[i] : 0;
     int64_t tokens = have ? b->cu_seqlens[i + 1] - first : 0, rows = have ? tokens + cls : 0;
     int64_t end = n->fixed ? n->max_length : rows;
     for (int64_t k = 0; k < end; k++) {

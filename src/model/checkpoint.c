@@ -41,8 +41,11 @@ static ht_status write_all(hti_writer *w, const ht_model *m, const hti_part *par
         for (int64_t i = 0; i < m->params.tensors; i++, n++) {
             const hti_param *t = &m->params.list[i];
             full_name(names[n], &parts[p], t);
-            entries[n] = (hti_entry){.name = names[n], .dtype = m->dtype == HT_F64 ? HT_F64 : HT_F32,
-                                     .rank = t->rank, .shape = {t->shape[0], t->shape[1]}, .count = t->count};
+            entries[n] = (hti_entry){.name = names[n],
+                                     .dtype = m->dtype == HT_F64 ? HT_F64 : HT_F32,
+                                     .rank = t->rank,
+                                     .shape = {t->shape[0], t->shape[1]},
+                                     .count = t->count};
         }
     }
     TRY(hti_header_write(w, entries, n, meta));
@@ -57,8 +60,9 @@ ht_status hti_checkpoint_save(const ht_model *m, const hti_part *parts, int coun
     TRY(hti_writer_open(&w, m->ctx, path));
     hti_entry *entries = hti_host_alloc(m->ctx, tensors * sizeof *entries);
     char(*names)[NAME] = hti_host_alloc(m->ctx, tensors * sizeof *names);
-    ht_status status = entries && names ? write_all(&w, m, parts, count, note, entries, names)
-                                        : hti_fail(m->ctx, HT_NOMEM, "out of memory: saving %s", path);
+    ht_status status = entries && names
+                           ? write_all(&w, m, parts, count, note, entries, names)
+                           : hti_fail(m->ctx, HT_NOMEM, "out of memory: saving %s", path);
     hti_host_free(m->ctx, entries);
     hti_host_free(m->ctx, names);
     hti_writer_discard(&w);
@@ -75,8 +79,9 @@ ht_status ht_model_save(const ht_model *m, const char *path) {
 
 ht_status hti_checkpoint_config(ht_config *out, const hti_reader *r) {
     const char *json = hti_reader_meta(r, CONFIG_KEY);
-    CHECK(r->ctx, json, HT_FORMAT, "%s is a safetensors file, but holds no model of ours: its metadata has no '%s'",
-          r->path, CONFIG_KEY);
+    CHECK(r->ctx, json, HT_FORMAT,
+          "%s is a safetensors file, but holds no model of ours: its metadata has no '%s'", r->path,
+          CONFIG_KEY);
     ht_status status = hti_config_parse(r->ctx, out, json);
     if (status == HT_OK) status = hti_config_resolve(r->ctx, out);
     if (status == HT_OK) return HT_OK;
@@ -85,7 +90,8 @@ ht_status hti_checkpoint_config(ht_config *out, const hti_reader *r) {
     return hti_fail(r->ctx, HT_FORMAT, "%s: the configuration in it is wrong: %s", r->path, why);
 }
 
-ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, const hti_part *parts, int count) {
+ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, const hti_part *parts,
+                               int count) {
     for (int p = 0; p < count; p++) {
         for (int64_t i = 0; i < params->tensors; i++) {
             const hti_param *t = &params->list[i];
@@ -93,15 +99,18 @@ ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, co
             full_name(name, &parts[p], t);
             const hti_entry *e = hti_reader_find(r, name);
             CHECK(r->ctx, e, HT_FORMAT, "%s has no tensor '%s'", r->path, name);
-            CHECK(r->ctx, e->rank == t->rank && e->shape[0] == t->shape[0] && e->shape[1] == t->shape[1], HT_FORMAT,
-                  "%s: tensor '%s' should be [%lld, %lld], not [%lld, %lld]", r->path, name, (long long)t->shape[0],
-                  (long long)t->shape[1], (long long)e->shape[0], (long long)e->shape[1]);
+            CHECK(r->ctx,
+                  e->rank == t->rank && e->shape[0] == t->shape[0] && e->shape[1] == t->shape[1],
+                  HT_FORMAT, "%s: tensor '%s' should be [%lld, %lld], not [%lld, %lld]", r->path,
+                  name, (long long)t->shape[0], (long long)t->shape[1], (long long)e->shape[0],
+                  (long long)e->shape[1]);
         }
     }
     return HT_OK;
 }
 
-ht_status hti_checkpoint_fill(const hti_reader *r, const ht_model *m, const hti_part *parts, int count) {
+ht_status hti_checkpoint_fill(const hti_reader *r, const ht_model *m, const hti_part *parts,
+                              int count) {
     double stage[STAGE];
     for (int p = 0; p < count; p++) {
         for (int64_t i = 0; i < m->params.tensors; i++) {

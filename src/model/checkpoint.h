@@ -14,13 +14,15 @@ typedef struct hti_part {
 } hti_part;
 
 /* All tensors of the parts in one file; note: JSON for the metadata entry "trainer", or NULL. */
-ht_status hti_checkpoint_save(const ht_model *model, const hti_part *parts, int count, const char *note,
-                              const char *path);
+ht_status hti_checkpoint_save(const ht_model *model, const hti_part *parts, int count,
+                              const char *note, const char *path);
 
 /* The configuration in a file that we wrote; everything in it fits the file. */
 ht_status hti_checkpoint_config(ht_config *out, const hti_reader *r);
 /* Does the file hold these parts for parameters like these? */
-ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, const hti_part *parts, int count);
-ht_status hti_checkpoint_fill(const hti_reader *r, const ht_model *model, const hti_part *parts, int count);
+ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, const hti_part *parts,
+                               int count);
+ht_status hti_checkpoint_fill(const hti_reader *r, const ht_model *model, const hti_part *parts,
+                              int count);
 
 #endif

@@ -1,5 +1,6 @@
 /*
- * Configurations: the keys and their limits, the names of choices, JSON in and out, what a model can take.
+ * Configurations: the keys and their limits, the names of choices, JSON in and out, what a model
+ * can take.
  */
 #include "model/config.h"
 
@@ -41,7 +42,8 @@ static const struct {
 
 const char *ht_config_choice(const char *name, int index) {
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
-        if (strcmp(choices[i].key, name) == 0) return index >= 0 && index < 5 ? choices[i].names[index] : NULL;
+        if (strcmp(choices[i].key, name) == 0)
+            return index >= 0 && index < 5 ? choices[i].names[index] : NULL;
     return NULL;
 }
 
@@ -58,15 +60,20 @@ static double get(const ht_config *c, const key *k) {
 
 static void set(ht_config *c, const key *k, double x) {
     char *field = (char *)c + k->offset;
-    if (k->type == KIND_REAL) *(double *)field = x;
-    else *(int64_t *)field = (int64_t)x;
+    if (k->type == KIND_REAL)
+        *(double *)field = x;
+    else
+        *(int64_t *)field = (int64_t)x;
 }
 
 /* ---- presets ---- */
 
-/* Sizes, head, optimiser of the Long Range Arena's public Transformer; all parameters decay there. */
+/* Sizes, head, optimiser of the Long Range Arena's public Transformer; all parameters decay there.
+ */
 #define LRA "\"decay\":\"all\",\"beta2\":0.98,\"adam_epsilon\":1e-9,"
-#define RSQRT "\"schedule\":\"rsqrt\",\"rate\":0.05,\"weight_decay\":0.1,\"dropout\":0.1,\"attention_dropout\":0.1,"
+#define RSQRT                                                                                \
+    "\"schedule\":\"rsqrt\",\"rate\":0.05,\"weight_decay\":0.1,\"dropout\":0.1,\"attention_" \
+    "dropout\":0.1,"
 #define PIXELS "\"vocab\":256,\"schedule\":\"cosine\",\"weight_decay\":0,"
 #define SMALL "\"layers\":2,\"width\":128,\"heads\":4,\"hidden\":256,\"head_hidden\":128,"
 
@@ -76,50 +83,67 @@ static const struct {
     {"small", "a classifier of texts (tsv) that trains on a CPU",
      "{" SMALL "\"format\":\"tsv\",\"length\":1024,\"dropout\":0.1,\"steps\":1000,\"clip\":1}"},
     {"small-listops", "ListOps with short expressions, minutes on a CPU",
-     "{" SMALL "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"length\":64,\"block\":8,\"listops_min\":8,"
+     "{" SMALL "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"length\":64,\"block\":8,"
+     "\"listops_min\":8,"
      "\"listops_max\":64,\"listops_depth\":4,\"listops_arguments\":5,\"train_items\":50000,"
      "\"valid_items\":1000,\"batch\":32,\"steps\":1500,\"warmup\":100,\"rate\":0.001,\"clip\":1}"},
     {"small-text", "a language model of bytes that trains on a CPU",
-     "{\"task\":\"language\",\"format\":\"text\",\"layers\":4,\"width\":128,\"heads\":4,\"hidden\":512,"
+     "{\"task\":\"language\",\"format\":\"text\",\"layers\":4,\"width\":128,\"heads\":4,\"hidden\":"
+     "512,"
      "\"sinusoidal\":0,\"rotary\":\"level0\",\"length\":512,\"batch\":8,\"steps\":2000,\"clip\":1,"
      "\"weight_decay\":0.1,\"warmup\":100,\"rate\":0.001}"},
     {"listops", "Long Range Arena ListOps, 8.9 million parameters",
-     "{" LRA RSQRT "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"layers\":4,\"heads\":8,\"width\":512,"
-     "\"hidden\":1024,\"head_hidden\":1024,\"length\":2000,\"batch\":32,\"steps\":5000,\"warmup\":1000,"
+     "{" LRA RSQRT
+     "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"layers\":4,\"heads\":8,\"width\":512,"
+     "\"hidden\":1024,\"head_hidden\":1024,\"length\":2000,\"batch\":32,\"steps\":5000,\"warmup\":"
+     "1000,"
      "\"eval_every\":50}"},
     {"text", "Long Range Arena Text (bytes of reviews), 3.5 million parameters",
-     "{" LRA RSQRT "\"format\":\"tsv\",\"layers\":4,\"heads\":4,\"width\":256,\"hidden\":1024,\"head_hidden\":1024,"
+     "{" LRA RSQRT "\"format\":\"tsv\",\"layers\":4,\"heads\":4,\"width\":256,\"hidden\":1024,"
+     "\"head_hidden\":1024,"
      "\"length\":4000,\"batch\":32,\"steps\":20000,\"warmup\":8000,\"eval_every\":100}"},
     {"retrieval", "Long Range Arena Retrieval (pairs of papers), 1.1 million parameters",
-     "{" LRA RSQRT "\"task\":\"pairs\",\"format\":\"tsv\",\"pool\":\"first\",\"layers\":4,\"heads\":4,\"width\":128,"
-     "\"hidden\":512,\"head_hidden\":512,\"length\":4000,\"batch\":32,\"steps\":5000,\"warmup\":8000,"
+     "{" LRA RSQRT "\"task\":\"pairs\",\"format\":\"tsv\",\"pool\":\"first\",\"layers\":4,"
+     "\"heads\":4,\"width\":128,"
+     "\"hidden\":512,\"head_hidden\":512,\"length\":4000,\"batch\":32,\"steps\":5000,\"warmup\":"
+     "8000,"
      "\"eval_every\":100}"},
     {"image", "Long Range Arena Image (gray CIFAR-10), 0.25 million parameters",
-     "{" LRA PIXELS "\"classes\":10,\"layers\":1,\"heads\":8,\"width\":128,\"inner\":64,\"hidden\":128,"
+     "{" LRA PIXELS
+     "\"classes\":10,\"layers\":1,\"heads\":8,\"width\":128,\"inner\":64,\"hidden\":128,"
      "\"head_hidden\":128,\"sinusoidal\":0,\"learned\":1,\"dropout\":0.3,\"attention_dropout\":0.2,"
-     "\"length\":1024,\"batch\":256,\"steps\":35000,\"rate\":5e-4,\"warmup\":175,\"eval_every\":175}"},
+     "\"length\":1024,\"batch\":256,\"steps\":35000,\"rate\":5e-4,\"warmup\":175,\"eval_every\":"
+     "175}"},
     {"pathfinder", "Long Range Arena Pathfinder, 27 thousand parameters",
-     "{" LRA PIXELS "\"pool\":\"mean_all\",\"layers\":4,\"heads\":4,\"width\":32,\"inner\":16,\"hidden\":32,"
+     "{" LRA PIXELS
+     "\"pool\":\"mean_all\",\"layers\":4,\"heads\":4,\"width\":32,\"inner\":16,\"hidden\":32,"
      "\"head_hidden\":32,\"dropout\":0.2,\"attention_dropout\":0.1,\"length\":1024,\"batch\":512,"
      "\"steps\":62400,\"rate\":1e-3,\"warmup\":312,\"eval_every\":312}"},
     {"path-x", "Long Range Arena Path-X, 16,384 pixels",
-     "{" LRA PIXELS "\"pool\":\"mean_all\",\"layers\":1,\"heads\":2,\"width\":32,\"inner\":16,\"hidden\":32,"
+     "{" LRA PIXELS
+     "\"pool\":\"mean_all\",\"layers\":1,\"heads\":2,\"width\":32,\"inner\":16,\"hidden\":32,"
      "\"head_hidden\":32,\"sinusoidal\":0,\"learned\":1,\"dropout\":0.1,\"attention_dropout\":0.1,"
      "\"length\":16384,\"batch\":64,\"steps\":500000,\"rate\":1e-3,\"warmup\":2500,\"clip\":1,"
      "\"eval_every\":2500}"},
     {"lm-53m", "the paper's smaller language model",
-     "{\"task\":\"language\",\"format\":\"text\",\"layers\":6,\"heads\":8,\"width\":512,\"hidden\":2048,"
-     "\"vocab\":33000,\"length\":1024,\"dropout\":0.1,\"weight_decay\":0.1,\"clip\":1,\"steps\":100000,"
+     "{\"task\":\"language\",\"format\":\"text\",\"layers\":6,\"heads\":8,\"width\":512,\"hidden\":"
+     "2048,"
+     "\"vocab\":33000,\"length\":1024,\"dropout\":0.1,\"weight_decay\":0.1,\"clip\":1,\"steps\":"
+     "100000,"
      "\"warmup\":4000,\"schedule\":\"rsqrt\",\"rate\":0.05}"},
     {"lm-144m", "the paper's larger language model",
-     "{\"task\":\"language\",\"format\":\"text\",\"layers\":6,\"heads\":8,\"width\":1024,\"hidden\":4096,"
-     "\"vocab\":33000,\"length\":1024,\"dropout\":0.1,\"weight_decay\":0.1,\"clip\":1,\"steps\":100000,"
+     "{\"task\":\"language\",\"format\":\"text\",\"layers\":6,\"heads\":8,\"width\":1024,"
+     "\"hidden\":4096,"
+     "\"vocab\":33000,\"length\":1024,\"dropout\":0.1,\"weight_decay\":0.1,\"clip\":1,\"steps\":"
+     "100000,"
      "\"warmup\":4000,\"schedule\":\"rsqrt\",\"rate\":0.05}"},
 };
 enum { PRESETS = sizeof presets / sizeof *presets };
 
 const char *ht_config_preset_name(int i) { return i >= 0 && i < PRESETS ? presets[i].name : NULL; }
-const char *ht_config_preset_about(int i) { return i >= 0 && i < PRESETS ? presets[i].about : NULL; }
+const char *ht_config_preset_about(int i) {
+    return i >= 0 && i < PRESETS ? presets[i].about : NULL;
+}
 
 ht_status ht_config_preset(ht_context *ctx, ht_config *out, const char *name) {
     CHECK(ctx, out && out->size >= sizeof *out, HT_INVALID,
@@ -129,10 +153,12 @@ ht_status ht_config_preset(ht_context *ctx, ht_config *out, const char *name) {
     *out = c;
     if (!name) return HT_OK;
     for (int i = 0; i < PRESETS; i++)
-        if (strcmp(presets[i].name, name) == 0) return ht_config_read_json(ctx, out, presets[i].json);
+        if (strcmp(presets[i].name, name) == 0)
+            return ht_config_read_json(ctx, out, presets[i].json);
     char all[256] = "";
     for (int i = 0; i < PRESETS; i++)
-        snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? ", " : "", presets[i].name);
+        snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? ", " : "",
+                 presets[i].name);
     return hti_fail(ctx, HT_INVALID, "there is no preset '%s', but %s", name, all);
 }
 
@@ -158,13 +184,14 @@ static ht_status read_number(ht_context *ctx, double *out, const key *k, const c
     *out = boolean ? cJSON_IsTrue(item) : item->valuedouble;
     CHECK(ctx, k->type == KIND_REAL || *out == floor(*out), HT_INVALID,
           "%s must be a whole number, got %g", k->name, *out);
-    CHECK(ctx, *out >= k->least && *out <= k->most, HT_INVALID, "%s must be %.17g to %.17g, got %.17g",
-          k->name, k->least, k->most, *out);
+    CHECK(ctx, *out >= k->least && *out <= k->most, HT_INVALID,
+          "%s must be %.17g to %.17g, got %.17g", k->name, k->least, k->most, *out);
     return HT_OK;
 }
 
 static ht_status read_object(ht_context *ctx, ht_config *config, const cJSON *root) {
-    CHECK(ctx, cJSON_IsObject(root), HT_FORMAT, "a configuration must be a JSON object, {\"key\": value}");
+    CHECK(ctx, cJSON_IsObject(root), HT_FORMAT,
+          "a configuration must be a JSON object, {\"key\": value}");
     const cJSON *item;
     cJSON_ArrayForEach(item, root) {
         const key *k = find(item->string);
@@ -202,16 +229,21 @@ ht_status ht_config_write_json(ht_context *ctx, const ht_config *config, char *o
     for (int i = 0; i < KEYS; i++) {
         char item[160];
         double x = get(config, &keys[i]);
-        const char *word = keys[i].type == KIND_CHOICE ? ht_config_choice(keys[i].name, (int)x) : NULL;
-        if (word) snprintf(item, sizeof item, "%s\"%s\": \"%s\"", i ? ",\n  " : "{\n  ", keys[i].name, word);
-        else snprintf(item, sizeof item, "%s\"%s\": %.17g", i ? ",\n  " : "{\n  ", keys[i].name, x);
+        const char *word =
+            keys[i].type == KIND_CHOICE ? ht_config_choice(keys[i].name, (int)x) : NULL;
+        if (word)
+            snprintf(item, sizeof item, "%s\"%s\": \"%s\"", i ? ",\n  " : "{\n  ", keys[i].name,
+                     word);
+        else
+            snprintf(item, sizeof item, "%s\"%s\": %.17g", i ? ",\n  " : "{\n  ", keys[i].name, x);
         if (out && used + strlen(item) < bytes) memcpy(out + used, item, strlen(item) + 1);
         used += strlen(item);
     }
     if (out && used + 3 < bytes) memcpy(out + used, "\n}\n", 4);
     used += 3;
     if (length) *length = used;
-    CHECK(ctx, !out || used < bytes, HT_INVALID, "a configuration needs %zu bytes, got %zu", used + 1, bytes);
+    CHECK(ctx, !out || used < bytes, HT_INVALID, "a configuration needs %zu bytes, got %zu",
+          used + 1, bytes);
     return HT_OK;
 }
 
@@ -220,27 +252,29 @@ ht_status ht_config_write_json(ht_context *ctx, const ht_config *config, char *o
 static ht_status check_limits(ht_context *ctx, const ht_config *c) {
     for (int i = 0; i < KEYS; i++) {
         double x = get(c, &keys[i]);
-        CHECK(ctx, x >= keys[i].least && x <= keys[i].most, HT_INVALID, "%s must be %.17g to %.17g, got %.17g",
-              keys[i].name, keys[i].least, keys[i].most, x);
+        CHECK(ctx, x >= keys[i].least && x <= keys[i].most, HT_INVALID,
+              "%s must be %.17g to %.17g, got %.17g", keys[i].name, keys[i].least, keys[i].most, x);
     }
     return HT_OK;
 }
 
 static ht_status check_shape(ht_context *ctx, const ht_config *c) {
-    CHECK(ctx, c->inner % c->heads == 0, HT_INVALID, "heads must divide inner: %lld does not divide %lld",
-          (long long)c->heads, (long long)c->inner);
-    CHECK(ctx, c->heads % c->kv_heads == 0, HT_INVALID, "kv_heads must divide heads: %lld does not divide %lld",
-          (long long)c->kv_heads, (long long)c->heads);
-    CHECK(ctx, c->inner / c->heads <= 256, HT_INVALID, "inner / heads must be at most 256, got %lld",
-          (long long)(c->inner / c->heads));
+    CHECK(ctx, c->inner % c->heads == 0, HT_INVALID,
+          "heads must divide inner: %lld does not divide %lld", (long long)c->heads,
+          (long long)c->inner);
+    CHECK(ctx, c->heads % c->kv_heads == 0, HT_INVALID,
+          "kv_heads must divide heads: %lld does not divide %lld", (long long)c->kv_heads,
+          (long long)c->heads);
+    CHECK(ctx, c->inner / c->heads <= 256, HT_INVALID,
+          "inner / heads must be at most 256, got %lld", (long long)(c->inner / c->heads));
     CHECK(ctx, c->block % 2 == 0, HT_INVALID, "block must be even, got %lld", (long long)c->block);
     CHECK(ctx, c->rotary == HT_ROTARY_NONE || c->inner / c->heads % 2 == 0, HT_INVALID,
           "rotary positions need an even head size, got %lld", (long long)(c->inner / c->heads));
     CHECK(ctx, c->dropout < 1, HT_INVALID, "dropout must be below 1, got %g", c->dropout);
     CHECK(ctx, c->attention_dropout < 1, HT_INVALID, "attention_dropout must be below 1, got %g",
           c->attention_dropout);
-    CHECK(ctx, c->beta1 < 1 && c->beta2 < 1, HT_INVALID, "beta1 and beta2 must be below 1, got %g and %g",
-          c->beta1, c->beta2);
+    CHECK(ctx, c->beta1 < 1 && c->beta2 < 1, HT_INVALID,
+          "beta1 and beta2 must be below 1, got %g and %g", c->beta1, c->beta2);
     return HT_OK;
 }
 
@@ -256,15 +290,17 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->head_hidden % 2 == 0, HT_INVALID,
           "pairs need an even head_hidden, got %lld", (long long)c->head_hidden);
     CHECK(ctx, c->listops_min + 1 < c->listops_max, HT_INVALID,
-          "listops_max must be at least listops_min + 2, got %lld and %lld", (long long)c->listops_max,
-          (long long)c->listops_min);
+          "listops_max must be at least listops_min + 2, got %lld and %lld",
+          (long long)c->listops_max, (long long)c->listops_min);
     CHECK(ctx, hti_mul(&rows, 2 * c->batch, c->length + 1) && rows <= INT32_MAX, HT_INVALID,
-          "batch %lld of length %lld is more than 2^31 rows", (long long)c->batch, (long long)c->length);
+          "batch %lld of length %lld is more than 2^31 rows", (long long)c->batch,
+          (long long)c->length);
     return HT_OK;
 }
 
 ht_status hti_config_resolve(ht_context *ctx, ht_config *c) {
-    CHECK(ctx, c->size >= sizeof *c, HT_INVALID, "ht_config.size is too small; start from HT_CONFIG_INIT");
+    CHECK(ctx, c->size >= sizeof *c, HT_INVALID,
+          "ht_config.size is too small; start from HT_CONFIG_INIT");
     TRY(check_limits(ctx, c));
     int language = c->task == HT_TASK_LANGUAGE;
     if (c->inner == 0) c->inner = c->width;

@@ -6,7 +6,8 @@
 
 #include "core/context.h"
 
-/* Checks everything and fills in what zero stands for (kv_heads, inner, hidden, query, embed_std). */
+/* Checks everything and fills in what zero stands for (kv_heads, inner, hidden, query, embed_std).
+ */
 ht_status hti_config_resolve(ht_context *ctx, ht_config *config);
 
 /* The configuration of a JSON text over the defaults; unknown keys are refused. */
@@ -16,7 +17,9 @@ static inline int hti_config_has_cls(const ht_config *c) {
     return c->task == HT_TASK_CLASSIFY && c->pool == HT_POOL_CLS;
 }
 /* Rows of the longest sequence, and sequences per item. */
-static inline int64_t hti_config_rows(const ht_config *c) { return c->length + hti_config_has_cls(c); }
+static inline int64_t hti_config_rows(const ht_config *c) {
+    return c->length + hti_config_has_cls(c);
+}
 static inline int64_t hti_config_sequences(const ht_config *c) {
     return c->batch * (c->task == HT_TASK_PAIRS ? 2 : 1);
 }

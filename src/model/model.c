@@ -7,21 +7,23 @@
 
 enum { STAGE = 4096 }; /* numbers that cross the wall at a time */
 
-ht_status hti_tensor_read(ht_context *ctx, double *out, const void *arena, ht_dtype dtype, int64_t offset,
-                          int64_t count) {
+ht_status hti_tensor_read(ht_context *ctx, double *out, const void *arena, ht_dtype dtype,
+                          int64_t offset, int64_t count) {
     if (dtype == HT_F64)
-        return ctx->ops->copy_out(ctx, out, (const double *)arena + offset, sizeof *out * (size_t)count);
+        return ctx->ops->copy_out(ctx, out, (const double *)arena + offset,
+                                  sizeof *out * (size_t)count);
     float stage[STAGE];
     for (int64_t i = 0; i < count; i += STAGE) {
         int64_t n = count - i < STAGE ? count - i : STAGE;
-        TRY(ctx->ops->copy_out(ctx, stage, (const float *)arena + offset + i, sizeof *stage * (size_t)n));
+        TRY(ctx->ops->copy_out(ctx, stage, (const float *)arena + offset + i,
+                               sizeof *stage * (size_t)n));
         for (int64_t k = 0; k < n; k++) out[i + k] = stage[k];
     }
     return HT_OK;
 }
 
-ht_status hti_tensor_write(ht_context *ctx, void *arena, const double *in, ht_dtype dtype, int64_t offset,
-                           int64_t count) {
+ht_status hti_tensor_write(ht_context *ctx, void *arena, const double *in, ht_dtype dtype,
+                           int64_t offset, int64_t count) {
     if (dtype == HT_F64)
         return ctx->ops->copy_in(ctx, (double *)arena + offset, in, sizeof *in * (size_t)count);
     float stage[STAGE];
@@ -78,7 +80,8 @@ ht_status hti_model_make(ht_model **out, ht_context *ctx, const ht_config *confi
           "ht_config.size is too small; start from HT_CONFIG_INIT");
     ht_config c = *config;
     TRY(hti_config_resolve(ctx, &c));
-    CHECK(ctx, ctx->ops->model_check, HT_UNSUPPORTED, "device \"%s\" has no kernels for models yet", ctx->device);
+    CHECK(ctx, ctx->ops->model_check, HT_UNSUPPORTED, "device \"%s\" has no kernels for models yet",
+          ctx->device);
     TRY(ctx->ops->model_check(ctx, (ht_dtype)c.dtype));
     ht_model *m = hti_host_alloc(ctx, sizeof *m);
     CHECK(ctx, m, HT_NOMEM, "out of memory: %zu bytes for a model", sizeof *m);
@@ -112,8 +115,9 @@ int64_t ht_model_parameters(const ht_model *m) { return m->params.count; }
 int64_t ht_model_tensors(const ht_model *m) { return m->params.tensors; }
 
 static ht_status check_index(const ht_model *m, int64_t index) {
-    CHECK(m->ctx, index >= 0 && index < m->params.tensors, HT_INVALID, "tensor index must be 0 to %lld, got %lld",
-          (long long)m->params.tensors - 1, (long long)index);
+    CHECK(m->ctx, index >= 0 && index < m->params.tensors, HT_INVALID,
+          "tensor index must be 0 to %lld, got %lld", (long long)m->params.tensors - 1,
+          (long long)index);
     return HT_OK;
 }
 

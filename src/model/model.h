@@ -23,10 +23,10 @@ ht_status hti_model_make(ht_model **out, ht_context *ctx, const ht_config *confi
 ht_status hti_model_round(ht_model *model);
 
 /* Host doubles from and to a tensor that lies at `offset` of a wide device arena. */
-ht_status hti_tensor_read(ht_context *ctx, double *out, const void *arena, ht_dtype dtype, int64_t offset,
-                          int64_t count);
-ht_status hti_tensor_write(ht_context *ctx, void *arena, const double *in, ht_dtype dtype, int64_t offset,
-                           int64_t count);
+ht_status hti_tensor_read(ht_context *ctx, double *out, const void *arena, ht_dtype dtype,
+                          int64_t offset, int64_t count);
+ht_status hti_tensor_write(ht_context *ctx, void *arena, const double *in, ht_dtype dtype,
+                           int64_t offset, int64_t count);
 
 /* Address of element `offset` of the kernels' copy, NULL for -1; and of a wide arena. */
 static inline void *hti_weight(const ht_model *m, int64_t offset) {

@@ -8,10 +8,17 @@
 static hti_embed_call embed_call(const hti_net *n) {
     const ht_model *m = n->model;
     const hti_model_at *at = &m->params.model;
-    hti_embed_call e = {.dtype = m->dtype, .rows = n->rows.rows, .width = n->c->width, .vocab = n->c->vocab,
-                        .tokens = n->tokens, .positions = n->positions, .table = hti_weight(m, at->embed),
-                        .cls = hti_weight(m, at->cls), .learned = hti_weight(m, at->learned),
-                        .fixed = n->fixed_positions, .out = n->embedded,
+    hti_embed_call e = {.dtype = m->dtype,
+                        .rows = n->rows.rows,
+                        .width = n->c->width,
+                        .vocab = n->c->vocab,
+                        .tokens = n->tokens,
+                        .positions = n->positions,
+                        .table = hti_weight(m, at->embed),
+                        .cls = hti_weight(m, at->cls),
+                        .learned = hti_weight(m, at->learned),
+                        .fixed = n->fixed_positions,
+                        .out = n->embedded,
                         .drop = hti_site(&n->rows, n->c->dropout, -1, 0)};
     return e;
 }
@@ -20,26 +27,44 @@ static hti_embed_call embed_call(const hti_net *n) {
 
 static hti_pool_call pool_call(const hti_net *n) {
     static const hti_pool kinds[] = {HTI_POOL_FIRST, HTI_POOL_FIRST, HTI_POOL_VALID, HTI_POOL_ALL};
-    hti_pool_call p = {.dtype = n->model->dtype, .kind = kinds[n->c->pool], .sequences = n->rows.sequences,
-                       .rows = n->rows.rows, .width = n->c->width, .start = n->start, .count = n->count,
-                       .mask = n->rows.mask, .x = n->normed, .out = n->pooled, .dout = n->dpooled,
+    hti_pool_call p = {.dtype = n->model->dtype,
+                       .kind = kinds[n->c->pool],
+                       .sequences = n->rows.sequences,
+                       .rows = n->rows.rows,
+                       .width = n->c->width,
+                       .start = n->start,
+                       .count = n->count,
+                       .mask = n->rows.mask,
+                       .x = n->normed,
+                       .out = n->pooled,
+                       .dout = n->dpooled,
                        .dx = n->dnormed};
     return p;
 }
 
-static int head_layers(const ht_config *c) { return !HTI_HEADED ? 0 : c->task == HT_TASK_PAIRS ? 2 : 1; }
+static int head_layers(const ht_config *c) {
+    return !HTI_HEADED ? 0 : c->task == HT_TASK_PAIRS ? 2 : 1;
+}
 
-/* Hidden layer i of the head; grads NULL in forward. Pooled rows of a pair lie side by side: 2 width columns. */
+/* Hidden layer i of the head; grads NULL in forward. Pooled rows of a pair lie side by side: 2
+ * width columns. */
 static hti_linear_call head_call(const hti_net *n, int i, const void *grads) {
     const ht_config *c = n->c;
     const ht_model *m = n->model;
     const hti_model_at *at = &m->params.model;
     int64_t sizes[3] = {HTI_FEATURES, c->head_hidden, c->head_hidden / 2};
-    hti_linear_call a = {.dtype = m->dtype, .activation = HTI_RELU, .rows = n->target_rows, .in = sizes[i],
-                         .out = sizes[i + 1], .x = i ? n->head_act[0] : n->pooled,
+    hti_linear_call a = {.dtype = m->dtype,
+                         .activation = HTI_RELU,
+                         .rows = n->target_rows,
+                         .in = sizes[i],
+                         .out = sizes[i + 1],
+                         .x = i ? n->head_act[0] : n->pooled,
                          .w = hti_weight(m, i ? at->head1 : at->head0),
-                         .bias = hti_weight(m, i ? at->head1_bias : at->head0_bias), .pre = n->head_pre[i],
-                         .y = n->head_act[i], .dy = n->dhead[i], .dx = i ? n->dhead[0] : n->dpooled,
+                         .bias = hti_weight(m, i ? at->head1_bias : at->head0_bias),
+                         .pre = n->head_pre[i],
+                         .y = n->head_act[i],
+                         .dy = n->dhead[i],
+                         .dx = i ? n->dhead[0] : n->dpooled,
                          .dw = hti_wide(grads, m->dtype, i ? at->head1 : at->head0),
                          .dbias = hti_wide(grads, m->dtype, i ? at->head1_bias : at->head0_bias)};
     return a;
@@ -66,11 +91,19 @@ static int64_t output_at(const ht_model *m) {
 static hti_norm_call final_norm(const hti_net *n) {
     const ht_model *m = n->model;
     const hti_model_at *at = &m->params.model;
-    hti_norm_call a = {.dtype = m->dtype, .rows = n->rows.rows, .width = n->c->width,
-                       .epsilon = n->c->norm_epsilon, .x = n->kept[n->c->layers - 1].x1,
-                       .y = n->work.branch, .s = n->last, .out = n->normed, .stats = n->last_stats,
-                       .scale = hti_weight(m, at->norm_scale), .shift = hti_weight(m, at->norm_shift),
-                       .drop = hti_site(&n->rows, n->c->dropout, n->c->layers - 1, HTI_SITE_BRANCH)};
+    hti_norm_call a = {.dtype = m->dtype,
+                       .rows = n->rows.rows,
+                       .width = n->c->width,
+                       .epsilon = n->c->norm_epsilon,
+                       .x = n->kept[n->c->layers - 1].x1,
+                       .y = n->work.branch,
+                       .s = n->last,
+                       .out = n->normed,
+                       .stats = n->last_stats,
+                       .scale = hti_weight(m, at->norm_scale),
+                       .shift = hti_weight(m, at->norm_shift),
+                       .drop =
+                           hti_site(&n->rows, n->c->dropout, n->c->layers - 1, HTI_SITE_BRANCH)};
     return a;
 }
 
@@ -97,19 +130,31 @@ ht_status hti_net_forward(hti_net *n, int train) {
 ht_status hti_net_logits(hti_net *n) {
     const ht_config *c = n->c;
     const ht_model *m = n->model;
-    hti_linear_call a = {.dtype = m->dtype, .rows = n->target_rows, .in = HTI_LAST, .out = c->classes,
-                         .x = last_input(n), .w = hti_weight(m, output_at(m)),
-                         .bias = hti_weight(m, m->params.model.output_bias), .y = n->logits};
+    hti_linear_call a = {.dtype = m->dtype,
+                         .rows = n->target_rows,
+                         .in = HTI_LAST,
+                         .out = c->classes,
+                         .x = last_input(n),
+                         .w = hti_weight(m, output_at(m)),
+                         .bias = hti_weight(m, m->params.model.output_bias),
+                         .y = n->logits};
     return n->ctx->ops->linear_forward(n->ctx, &a);
 }
 
 static hti_loss_call loss_call(const hti_net *n, const void *grads) {
     const ht_config *c = n->c;
     const ht_model *m = n->model;
-    hti_loss_call a = {.dtype = m->dtype, .rows = n->target_rows, .width = HTI_LAST, .classes = HTI_LOGITS,
-                       .x = last_input(n), .w = hti_weight(m, output_at(m)),
-                       .bias = hti_weight(m, m->params.model.output_bias), .targets = n->targets,
-                       .step = n->step, .row_loss = n->row_loss, .scratch = n->loss_scratch};
+    hti_loss_call a = {.dtype = m->dtype,
+                       .rows = n->target_rows,
+                       .width = HTI_LAST,
+                       .classes = HTI_LOGITS,
+                       .x = last_input(n),
+                       .w = hti_weight(m, output_at(m)),
+                       .bias = hti_weight(m, m->params.model.output_bias),
+                       .targets = n->targets,
+                       .step = n->step,
+                       .row_loss = n->row_loss,
+                       .scratch = n->loss_scratch};
     if (!grads) return a;
     a.dx = last_gradient(n);
     a.dw = hti_wide(grads, m->dtype, output_at(m));
@@ -156,7 +201,8 @@ static ht_status layer_backward(hti_net *n, int64_t l) {
     const hti_kept *kept = &n->kept[l];
     if (n->c->recompute)
         TRY(hti_layer_forward(&n->layers, l, &n->weights[l], &n->rows, kept, &n->work, kept->x, 0));
-    return hti_layer_backward(&n->layers, l, &n->weights[l], &n->grads[l], &n->rows, kept, &n->work, l > 0);
+    return hti_layer_backward(&n->layers, l, &n->weights[l], &n->grads[l], &n->rows, kept, &n->work,
+                              l > 0);
 }
 
 ht_status hti_net_backward(hti_net *n, void *grads) {

@@ -9,7 +9,8 @@
 typedef struct hti_net {
     ht_model *model;
     ht_context *ctx;
-    const ht_config *c; /* the model's, except what a trainer may change: batch, dropout, recompute, pad, seed */
+    const ht_config *
+        c; /* the model's, except what a trainer may change: batch, dropout, recompute, pad, seed */
     ht_config config;
     int backward; /* has memory for backward */
     int fixed;    /* every batch gets the same shape */
@@ -24,11 +25,11 @@ typedef struct hti_net {
 
     hti_kept *kept; /* [c->layers] */
     hti_work work;
-    void *embedded;                           /* [rows, width] */
-    void *last, *last_stats, *normed;         /* [rows, width], [rows, 2], [rows, width] the final norm */
-    void *pooled;                             /* [sequences, width] */
-    void *head_pre[2], *head_act[2];          /* [items, hidden sizes of the head] */
-    void *dnormed, *dpooled, *dhead[2];       /* gradients of normed (rows x width) and of the above */
+    void *embedded;                     /* [rows, width] */
+    void *last, *last_stats, *normed;   /* [rows, width], [rows, 2], [rows, width] the final norm */
+    void *pooled;                       /* [sequences, width] */
+    void *head_pre[2], *head_act[2];    /* [items, hidden sizes of the head] */
+    void *dnormed, *dpooled, *dhead[2]; /* gradients of normed (rows x width) and of the above */
     void *loss_scratch, *row_loss, *logits;
 
     /* the batch: host staging and its device copies */
@@ -36,10 +37,11 @@ typedef struct hti_net {
     uint8_t *mask_host;
     int32_t *tokens, *positions, *targets, *start, *count;
     uint8_t *mask;
-    void *fixed_positions, *turn; /* constants: sinusoids [max_length, width], rotary [max_length, d/2, 2] */
-    hti_step *step;               /* device */
+    void *fixed_positions,
+        *turn;      /* constants: sinusoids [max_length, width], rotary [max_length, d/2, 2] */
+    hti_step *step; /* device */
     hti_rows rows;
-    int64_t target_rows;          /* rows of the loss */
+    int64_t target_rows; /* rows of the loss */
     int64_t batch_items, batch_tokens, batch_targets;
 } hti_net;
 
@@ -52,7 +54,8 @@ ht_status hti_net_load(hti_net *net, const ht_batch *batch);
 
 /* The loaded batch through the model up to what the loss reads; train: with dropout. */
 ht_status hti_net_forward(hti_net *net, int train);
-/* Then one of: the loss into step->out; the same with gradients of all parameters, added to grads; logits. */
+/* Then one of: the loss into step->out; the same with gradients of all parameters, added to grads;
+ * logits. */
 ht_status hti_net_loss(hti_net *net);
 ht_status hti_net_backward(hti_net *net, void *grads);
 ht_status hti_net_logits(hti_net *net); /* classify, pairs: into net->logits [items, classes] */

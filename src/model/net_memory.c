@@ -9,7 +9,8 @@
 
 /* ---- layouts: each measures with base NULL, then carves ---- */
 
-/* With recomputation, or without backward, all layers share what they keep; with recomputation each has its x. */
+/* With recomputation, or without backward, all layers share what they keep; with recomputation each
+ * has its x. */
 static void kept_layout(hti_net *n, hti_arena *a) {
     const ht_config *c = n->c;
     int64_t rows = n->max_rows, width = c->width, seqs = n->max_sequences;
@@ -17,10 +18,14 @@ static void kept_layout(hti_net *n, hti_arena *a) {
     int shared = c->recompute || !n->backward;
     n->embedded = hti_take(a, rows * width, e);
     for (int64_t l = 0; l < c->layers; l++) {
-        if (l > 0 && shared) n->kept[l] = n->kept[0];
-        else hti_kept_layout(&n->kept[l], a, &n->layers, rows, n->backward);
-        if (l == 0) n->kept[l].x = n->embedded;
-        else n->kept[l].x = n->backward || l == 1 ? hti_take(a, rows * width, e) : n->kept[1].x;
+        if (l > 0 && shared)
+            n->kept[l] = n->kept[0];
+        else
+            hti_kept_layout(&n->kept[l], a, &n->layers, rows, n->backward);
+        if (l == 0)
+            n->kept[l].x = n->embedded;
+        else
+            n->kept[l].x = n->backward || l == 1 ? hti_take(a, rows * width, e) : n->kept[1].x;
     }
     n->last = hti_take(a, rows * width, e);
     n->last_stats = hti_take(a, rows * 2, wide);
@@ -39,8 +44,10 @@ static void work_layout(hti_net *n, hti_arena *a) {
     const ht_config *c = n->c;
     size_t e = hti_bytes(n->model->dtype);
     int language = c->task == HT_TASK_LANGUAGE;
-    hti_loss_call loss = {.dtype = n->model->dtype, .rows = language ? n->max_rows : n->items,
-                          .width = HTI_LAST, .classes = HTI_LOGITS};
+    hti_loss_call loss = {.dtype = n->model->dtype,
+                          .rows = language ? n->max_rows : n->items,
+                          .width = HTI_LAST,
+                          .classes = HTI_LOGITS};
     hti_work_layout(&n->work, a, &n->layers, n->max_rows, n->backward);
     n->loss_scratch = hti_take(a, (int64_t)n->ctx->ops->loss_scratch(n->ctx, &loss), 1);
     if (!n->backward) return;
@@ -61,7 +68,8 @@ static void batch_layout(hti_net *n, hti_arena *a) {
     n->count = hti_take(a, n->max_sequences, sizeof(int32_t));
     n->mask = hti_take(a, n->max_rows, 1);
     n->fixed_positions = n->turn = NULL;
-    if (c->sinusoidal) n->fixed_positions = hti_take(a, n->max_length * c->width, hti_bytes(n->model->dtype));
+    if (c->sinusoidal)
+        n->fixed_positions = hti_take(a, n->max_length * c->width, hti_bytes(n->model->dtype));
     if (c->rotary == HT_ROTARY_ALL) n->turn = hti_take(a, n->max_length * HTI_HEAD_DIM, wide);
 }
 
@@ -115,7 +123,8 @@ static ht_status fill_constants(hti_net *n) {
     ht_dtype dtype = n->model->dtype;
     double *row = hti_host_alloc(n->ctx, sizeof *row * (size_t)width);
     CHECK(n->ctx, row, HT_NOMEM, "out of memory: a row of positions");
-    void *wide = NULL; /* where the kernels' type is narrower, the table is rounded like the weights */
+    void *wide =
+        NULL; /* where the kernels' type is narrower, the table is rounded like the weights */
     ht_status status = HT_OK;
     int64_t count = n->max_length * c->width;
     int narrow = n->fixed_positions && hti_bytes(dtype) != hti_wide_bytes(dtype);
@@ -123,14 +132,16 @@ static ht_status fill_constants(hti_net *n) {
     for (int64_t t = 0; t < n->max_length && status == HT_OK; t++) {
         if (n->fixed_positions) {
             for (int64_t k = 0; k < c->width; k++) row[k] = sinusoid(t, k, c->width);
-            status = hti_tensor_write(n->ctx, narrow ? wide : n->fixed_positions, row, dtype, t * c->width, c->width);
+            status = hti_tensor_write(n->ctx, narrow ? wide : n->fixed_positions, row, dtype,
+                                      t * c->width, c->width);
         }
         if (n->turn && status == HT_OK) {
             for (int64_t k = 0; k < HTI_HEAD_DIM; k++) row[k] = turn(t, k, c);
             status = hti_tensor_write(n->ctx, n->turn, row, dtype, t * HTI_HEAD_DIM, HTI_HEAD_DIM);
         }
     }
-    if (narrow && status == HT_OK) status = n->ctx->ops->round(n->ctx, dtype, n->fixed_positions, wide, count);
+    if (narrow && status == HT_OK)
+        status = n->ctx->ops->round(n->ctx, dtype, n->fixed_positions, wide, count);
     if (narrow && status == HT_OK) status = n->ctx->ops->synchronize(n->ctx);
     if (wide) n->ctx->ops->release(n->ctx, wide);
     hti_host_free(n->ctx, row);
@@ -164,11 +175,12 @@ static void point(hti_net *n, void *grads) {
     const ht_model *m = n->model;
     for (int64_t l = 0; l < n->c->layers; l++) {
         const hti_layer_at *at = &m->params.layers[l];
-#define POINT(field, name, rows, columns, init, matrix, when)   \
-    n->weights[l].field = hti_weight(m, at->field);             \
+#define POINT(field, name, rows, columns, init, matrix, when) \
+    n->weights[l].field = hti_weight(m, at->field);           \
     n->grads[l].field = hti_wide(grads, m->dtype, at->field);
         HTI_LAYER_PARAMS(POINT)
-        n->weights[l].relative = hti_wide(m->p, m->dtype, at->relative); /* attention takes it wide */
+        n->weights[l].relative =
+            hti_wide(m->p, m->dtype, at->relative); /* attention takes it wide */
     }
 }
 
@@ -178,7 +190,8 @@ static ht_status create(hti_net *n, void *grads) {
     n->weights = hti_host_alloc(n->ctx, layers * sizeof *n->weights);
     n->grads = hti_host_alloc(n->ctx, layers * sizeof *n->grads);
     n->kept = hti_host_alloc(n->ctx, layers * sizeof *n->kept);
-    CHECK(n->ctx, n->weights && n->grads && n->kept, HT_NOMEM, "out of memory: %lld layers", (long long)c->layers);
+    CHECK(n->ctx, n->weights && n->grads && n->kept, HT_NOMEM, "out of memory: %lld layers",
+          (long long)c->layers);
     point(n, grads);
     TRY(make_plans(n));
     n->layers = (hti_layers){n->ctx, c, n->model->dtype, n->plan, n->plan_eval, NULL};
@@ -191,7 +204,8 @@ static ht_status create(hti_net *n, void *grads) {
     return fill_constants(n);
 }
 
-/* A trainer's configuration may differ from the model's in how it trains, not in what the model is. */
+/* A trainer's configuration may differ from the model's in how it trains, not in what the model is.
+ */
 static void merge(ht_config *out, const ht_config *model, const ht_config *train) {
     *out = *model;
     out->batch = train->batch;
@@ -240,5 +254,6 @@ ht_status hti_net_load(hti_net *n, const ht_batch *batch) {
     TRY(ops->copy_in(n->ctx, n->mask, n->mask_host, rows));
     TRY(ops->copy_in(n->ctx, n->start, n->start_host, seqs * sizeof *n->start));
     TRY(ops->copy_in(n->ctx, n->count, n->count_host, seqs * sizeof *n->count));
-    return ops->copy_in(n->ctx, n->targets, n->targets_host, (size_t)n->target_rows * sizeof *n->targets);
+    return ops->copy_in(n->ctx, n->targets, n->targets_host,
+                        (size_t)n->target_rows * sizeof *n->targets);
 }

@@ -17,8 +17,8 @@ typedef struct maker {
     int failed;
 } maker;
 
-static void add(maker *m, int64_t *at, const char *prefix, const char *name, int64_t rows, int64_t columns,
-                hti_init init, int matrix, int when) {
+static void add(maker *m, int64_t *at, const char *prefix, const char *name, int64_t rows,
+                int64_t columns, hti_init init, int matrix, int when) {
     hti_params *p = m->out;
     if (at) *at = -1;
     if (!when) return;
@@ -30,7 +30,8 @@ static void add(maker *m, int64_t *at, const char *prefix, const char *name, int
         t->shape[1] = rows ? columns : 1;
         t->init = init;
         t->decays = m->config->decay == HT_DECAY_ALL || matrix;
-        if (!hti_mul(&t->count, t->shape[0], t->shape[1]) || t->count > INT64_MAX / 4096) m->failed = 1;
+        if (!hti_mul(&t->count, t->shape[0], t->shape[1]) || t->count > INT64_MAX / 4096)
+            m->failed = 1;
         if (at) *at = p->tensors; /* becomes the offset once it is known */
     }
     p->tensors++;
@@ -46,7 +47,7 @@ static void list_all(maker *m) {
     for (int64_t l = 0; l < c->layers; l++) {
         char prefix[32];
         snprintf(prefix, sizeof prefix, "layers.%lld.", (long long)l);
-#define ADD_LAYER(field, name, rows, columns, init, matrix, when)                          \
+#define ADD_LAYER(field, name, rows, columns, init, matrix, when)                                \
     add(m, p->layers ? &p->layers[l].field : NULL, prefix, name, rows, columns, HTI_INIT_##init, \
         matrix, when);
         HTI_LAYER_PARAMS(ADD_LAYER)
@@ -67,7 +68,8 @@ static void place(hti_params *p) {
         if (pass == 0) p->decaying = p->total;
     }
     /* a number of the list becomes its offset; the structs are nothing but int64_t */
-#define FIX(at) if ((at) >= 0) (at) = p->list[at].offset;
+#define FIX(at) \
+    if ((at) >= 0) (at) = p->list[at].offset;
 #define FIX_MODEL(field, name, rows, columns, init, matrix, when) FIX(p->model.field)
     HTI_MODEL_PARAMS(FIX_MODEL)
 }

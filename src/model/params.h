@@ -1,9 +1,10 @@
 /*
- * Which parameters exist: one list for the model, one for a layer (layer.h), from which memory, initial values, the
- * optimiser, checkpoints and the public list of tensors follow.
+ * Which parameters exist: one list for the model, one for a layer (layer.h), from which memory,
+ * initial values, the optimiser, checkpoints and the public list of tensors follow.
  *
- * X(field, name, rows, columns, init, matrix, when): rows 0 makes a vector; `c` is the resolved configuration. All
- * lie in one arena; parameters that decay come first, so that the optimiser needs two calls.
+ * X(field, name, rows, columns, init, matrix, when): rows 0 makes a vector; `c` is the resolved
+ * configuration. All lie in one arena; parameters that decay come first, so that the optimiser
+ * needs two calls.
  */
 #ifndef HTI_PARAMS_H
 #define HTI_PARAMS_H
@@ -15,25 +16,31 @@
 #define HTI_LANGUAGE (c->task == HT_TASK_LANGUAGE)
 #define HTI_HEADED (!HTI_LANGUAGE && c->head_hidden > 0)
 /* what the last layer reads and how many logits it gives */
-#define HTI_LAST (HTI_LANGUAGE ? c->width : !HTI_HEADED ? HTI_FEATURES : c->task == HT_TASK_PAIRS ? c->head_hidden / 2 : c->head_hidden)
+#define HTI_LAST                                     \
+    (HTI_LANGUAGE               ? c->width           \
+     : !HTI_HEADED              ? HTI_FEATURES       \
+     : c->task == HT_TASK_PAIRS ? c->head_hidden / 2 \
+                                : c->head_hidden)
 #define HTI_LOGITS (HTI_LANGUAGE ? c->vocab : c->classes)
 
-#define HTI_MODEL_PARAMS(X)                                                                              \
-    X(embed, "embed.tokens.weight", c->vocab, c->width, EMBED, 0, 1)                                     \
-    X(cls, "embed.cls", 0, c->width, ZERO, 0, hti_config_has_cls(c))                                     \
-    X(learned, "embed.positions.weight", hti_config_rows(c), c->width, NORMAL02, 0, c->learned)          \
-    X(norm_scale, "norm.weight", 0, c->width, ONE, 0, 1)                                                 \
-    X(norm_shift, "norm.bias", 0, c->width, ZERO, 0, 1)                                                  \
-    X(head0, "head.0.weight", c->head_hidden, HTI_FEATURES, LECUN, 1, HTI_HEADED)                        \
-    X(head0_bias, "head.0.bias", 0, c->head_hidden, ZERO, 0, HTI_HEADED)                                 \
-    X(head1, "head.1.weight", c->head_hidden / 2, c->head_hidden, LECUN, 1,                              \
-      HTI_HEADED && c->task == HT_TASK_PAIRS)                                                            \
-    X(head1_bias, "head.1.bias", 0, c->head_hidden / 2, ZERO, 0, HTI_HEADED && c->task == HT_TASK_PAIRS) \
-    X(output, "output.weight", HTI_LOGITS, HTI_LAST, LECUN, 1, !c->tied)                                 \
+#define HTI_MODEL_PARAMS(X)                                                                     \
+    X(embed, "embed.tokens.weight", c->vocab, c->width, EMBED, 0, 1)                            \
+    X(cls, "embed.cls", 0, c->width, ZERO, 0, hti_config_has_cls(c))                            \
+    X(learned, "embed.positions.weight", hti_config_rows(c), c->width, NORMAL02, 0, c->learned) \
+    X(norm_scale, "norm.weight", 0, c->width, ONE, 0, 1)                                        \
+    X(norm_shift, "norm.bias", 0, c->width, ZERO, 0, 1)                                         \
+    X(head0, "head.0.weight", c->head_hidden, HTI_FEATURES, LECUN, 1, HTI_HEADED)               \
+    X(head0_bias, "head.0.bias", 0, c->head_hidden, ZERO, 0, HTI_HEADED)                        \
+    X(head1, "head.1.weight", c->head_hidden / 2, c->head_hidden, LECUN, 1,                     \
+      HTI_HEADED && c->task == HT_TASK_PAIRS)                                                   \
+    X(head1_bias, "head.1.bias", 0, c->head_hidden / 2, ZERO, 0,                                \
+      HTI_HEADED && c->task == HT_TASK_PAIRS)                                                   \
+    X(output, "output.weight", HTI_LOGITS, HTI_LAST, LECUN, 1, !c->tied)                        \
     X(output_bias, "output.bias", 0, HTI_LOGITS, ZERO, 0, !HTI_LANGUAGE)
 
 typedef enum hti_init {
-    HTI_INIT_ZERO, HTI_INIT_ONE,
+    HTI_INIT_ZERO,
+    HTI_INIT_ONE,
     HTI_INIT_EMBED,      /* normal, embed_std */
     HTI_INIT_NORMAL02,   /* normal, 0.02 */
     HTI_INIT_TINY,       /* normal, 1e-6 */
@@ -44,8 +51,12 @@ typedef enum hti_init {
 
 /* Where each parameter begins in the arena, in elements; -1: the model has none. */
 #define HTI_OFFSET(field, name, rows, columns, init, matrix, when) int64_t field;
-typedef struct hti_model_at { HTI_MODEL_PARAMS(HTI_OFFSET) } hti_model_at;
-typedef struct hti_layer_at { HTI_LAYER_PARAMS(HTI_OFFSET) } hti_layer_at;
+typedef struct hti_model_at {
+    HTI_MODEL_PARAMS(HTI_OFFSET)
+} hti_model_at;
+typedef struct hti_layer_at {
+    HTI_LAYER_PARAMS(HTI_OFFSET)
+} hti_layer_at;
 
 typedef struct hti_param {
     char name[56];
@@ -61,7 +72,7 @@ typedef struct hti_params {
     int64_t decaying;       /* arena elements of those that decay, padding included */
     int64_t total;          /* arena elements */
     hti_model_at model;
-    hti_layer_at *layers;   /* [c->layers] */
+    hti_layer_at *layers; /* [c->layers] */
 } hti_params;
 
 ht_status hti_params_make(hti_params *out, ht_context *ctx, const ht_config *config);

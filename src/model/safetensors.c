@@ -1,6 +1,6 @@
 /*
- * Reading and writing safetensors files. Nothing is allocated from a number in the file before it was compared
- * with the file's size.
+ * Reading and writing safetensors files. Nothing is allocated from a number in the file before it
+ * was compared with the file's size.
  */
 #include "model/safetensors.h"
 
@@ -41,7 +41,8 @@ static ht_status read_shape(hti_entry *e, const hti_reader *r, const cJSON *shap
     int i = 0;
     cJSON_ArrayForEach(d, shape) {
         double x = cJSON_IsNumber(d) ? d->valuedouble : -1;
-        if (x < 0 || x > 0x1p50 || x != (double)(int64_t)x || !hti_mul(&e->count, e->count, (int64_t)x))
+        if (x < 0 || x > 0x1p50 || x != (double)(int64_t)x ||
+            !hti_mul(&e->count, e->count, (int64_t)x))
             return bad(r, e->name, "has an impossible shape");
         if (e->rank <= 2) e->shape[i++] = (int64_t)x;
     }
@@ -52,17 +53,20 @@ static ht_status read_entry(hti_entry *e, const hti_reader *r, const cJSON *item
     const cJSON *at = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
     e->name = item->string;
     if (!read_dtype(&e->dtype, cJSON_GetObjectItemCaseSensitive(item, "dtype")))
-        return hti_fail(r->ctx, HT_FORMAT, "%s: tensor '%.64s' has a dtype that is not F32, F64, BF16 or F16",
-                        r->path, e->name);
+        return hti_fail(r->ctx, HT_FORMAT,
+                        "%s: tensor '%.64s' has a dtype that is not F32, F64, BF16 or F16", r->path,
+                        e->name);
     TRY(read_shape(e, r, cJSON_GetObjectItemCaseSensitive(item, "shape")));
     double range[2] = {-1, -1};
     for (int i = 0; i < 2 && cJSON_IsArray(at) && cJSON_GetArraySize(at) == 2; i++)
-        if (cJSON_IsNumber(cJSON_GetArrayItem(at, i))) range[i] = cJSON_GetArrayItem(at, i)->valuedouble;
+        if (cJSON_IsNumber(cJSON_GetArrayItem(at, i)))
+            range[i] = cJSON_GetArrayItem(at, i)->valuedouble;
     if (!(range[0] >= 0 && range[1] >= range[0] && range[1] <= (double)room))
         return bad(r, e->name, "lies outside the file");
     e->begin = (uint64_t)range[0];
     e->end = (uint64_t)range[1];
-    if ((uint64_t)e->count > room || (uint64_t)e->count * element_bytes(e->dtype) != e->end - e->begin)
+    if ((uint64_t)e->count > room ||
+        (uint64_t)e->count * element_bytes(e->dtype) != e->end - e->begin)
         return bad(r, e->name, "has a shape that does not fit its bytes");
     return HT_OK;
 }
@@ -71,7 +75,8 @@ static ht_status read_entries(hti_reader *r, uint64_t room) {
     const cJSON *root = r->json, *item;
     uint64_t sum = 0;
     if (!cJSON_IsObject(root)) return bad(r, NULL, "its header is not a JSON object");
-    r->entries = hti_host_alloc(r->ctx, sizeof *r->entries * (size_t)(cJSON_GetArraySize(root) + 1));
+    r->entries =
+        hti_host_alloc(r->ctx, sizeof *r->entries * (size_t)(cJSON_GetArraySize(root) + 1));
     CHECK(r->ctx, r->entries, HT_NOMEM, "out of memory: the list of tensors of %s", r->path);
     cJSON_ArrayForEach(item, root) {
         if (strcmp(item->string, "__metadata__") == 0) continue;
@@ -88,12 +93,14 @@ static ht_status read_header(hti_reader *r) {
     struct stat about;
     unsigned char first[8];
     uint64_t size, length = 0;
-    CHECK(r->ctx, fstat(fileno(r->file), &about) == 0 && S_ISREG(about.st_mode), HT_IO, "%s is not a file", r->path);
+    CHECK(r->ctx, fstat(fileno(r->file), &about) == 0 && S_ISREG(about.st_mode), HT_IO,
+          "%s is not a file", r->path);
     size = (uint64_t)about.st_size;
     int got = fread(first, 1, 8, r->file) == 8, letter = got ? fgetc(r->file) : EOF;
     for (int i = 7; i >= 0 && got; i--) length = length << 8 | first[i];
-    CHECK(r->ctx, got && length >= 2 && length <= HEADER_MOST && length <= size - 8 && letter == '{', HT_FORMAT,
-          "%s is not a safetensors file", r->path);
+    CHECK(r->ctx,
+          got && length >= 2 && length <= HEADER_MOST && length <= size - 8 && letter == '{',
+          HT_FORMAT, "%s is not a safetensors file", r->path);
     char *text = hti_host_alloc(r->ctx, (size_t)length + 1);
     CHECK(r->ctx, text, HT_NOMEM, "out of memory: the header of %s", r->path);
     text[0] = '{';
@@ -153,16 +160,18 @@ static double element(const unsigned char *at, ht_dtype dtype) {
     return sign * d;
 }
 
-ht_status hti_reader_get(const hti_reader *r, double *out, const hti_entry *e, int64_t first, int64_t count) {
+ht_status hti_reader_get(const hti_reader *r, double *out, const hti_entry *e, int64_t first,
+                         int64_t count) {
     unsigned char stage[8192];
     uint64_t size = element_bytes(e->dtype);
     int64_t room = (int64_t)(sizeof stage / size);
-    CHECK(r->ctx, fseeko(r->file, (off_t)(r->data + e->begin + (uint64_t)first * size), SEEK_SET) == 0, HT_IO,
-          "%s could not be read: %s", r->path, strerror(errno));
+    CHECK(r->ctx,
+          fseeko(r->file, (off_t)(r->data + e->begin + (uint64_t)first * size), SEEK_SET) == 0,
+          HT_IO, "%s could not be read: %s", r->path, strerror(errno));
     for (int64_t i = 0; i < count; i += room) {
         int64_t n = count - i < room ? count - i : room;
-        CHECK(r->ctx, fread(stage, size, (size_t)n, r->file) == (size_t)n, HT_IO, "%s could not be read to its end",
-              r->path);
+        CHECK(r->ctx, fread(stage, size, (size_t)n, r->file) == (size_t)n, HT_IO,
+              "%s could not be read to its end", r->path);
         for (int64_t k = 0; k < n; k++) out[i + k] = element(stage + (uint64_t)k * size, e->dtype);
     }
     return HT_OK;
@@ -173,7 +182,8 @@ ht_status hti_reader_get(const hti_reader *r, double *out, const hti_entry *e, i
 static cJSON *entry_json(const hti_entry *e, uint64_t begin) {
     cJSON *item = cJSON_CreateObject(), *shape = cJSON_CreateArray(), *at = cJSON_CreateArray();
     uint64_t end = begin + (uint64_t)e->count * element_bytes(e->dtype);
-    for (int i = 0; i < e->rank; i++) cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)e->shape[i]));
+    for (int i = 0; i < e->rank; i++)
+        cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)e->shape[i]));
     cJSON_AddItemToArray(at, cJSON_CreateNumber((double)begin));
     cJSON_AddItemToArray(at, cJSON_CreateNumber((double)end));
     cJSON_AddStringToObject(item, "dtype", e->dtype == HT_F64 ? "F64" : "F32");
@@ -182,7 +192,8 @@ static cJSON *entry_json(const hti_entry *e, uint64_t begin) {
     return item;
 }
 
-ht_status hti_header_write(hti_writer *w, const hti_entry *entries, int64_t count, const char *const *meta) {
+ht_status hti_header_write(hti_writer *w, const hti_entry *entries, int64_t count,
+                           const char *const *meta) {
     cJSON *root = cJSON_CreateObject(), *about = cJSON_CreateObject();
     uint64_t at = 0;
     cJSON_AddItemToObject(root, "__metadata__", about);

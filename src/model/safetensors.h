@@ -1,5 +1,6 @@
 /*
- * The safetensors format: 8 bytes length, a JSON header, then the numbers. Readable by the package of that name.
+ * The safetensors format: 8 bytes length, a JSON header, then the numbers. Readable by the package
+ * of that name.
  */
 #ifndef HTI_SAFETENSORS_H
 #define HTI_SAFETENSORS_H
@@ -10,7 +11,7 @@ typedef struct hti_entry {
     const char *name;
     ht_dtype dtype;
     int rank;
-    int64_t shape[2];    /* a rank above 2 is kept as -1: none of ours has it */
+    int64_t shape[2]; /* a rank above 2 is kept as -1: none of ours has it */
     int64_t count;
     uint64_t begin, end; /* bytes after the header */
 } hti_entry;
@@ -31,10 +32,12 @@ void hti_reader_close(hti_reader *r);
 const hti_entry *hti_reader_find(const hti_reader *r, const char *name);
 const char *hti_reader_meta(const hti_reader *r, const char *key); /* NULL: not there */
 /* `count` numbers of an entry from number `first` on, as double. */
-ht_status hti_reader_get(const hti_reader *r, double *out, const hti_entry *e, int64_t first, int64_t count);
+ht_status hti_reader_get(const hti_reader *r, double *out, const hti_entry *e, int64_t first,
+                         int64_t count);
 
-/* The header of a file that will hold these tensors in this order (name, dtype F32 or F64, rank, shape); pairs
- * of key and value are the metadata, ended by NULL. */
-ht_status hti_header_write(hti_writer *w, const hti_entry *entries, int64_t count, const char *const *meta);
+/* The header of a file that will hold these tensors in this order (name, dtype F32 or F64, rank,
+ * shape); pairs of key and value are the metadata, ended by NULL. */
+ht_status hti_header_write(hti_writer *w, const hti_entry *entries, int64_t count,
+                           const char *const *meta);
 
 #endif

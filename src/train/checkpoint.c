@@ -11,10 +11,12 @@
 
 ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *path) {
     CHECK(t->ctx, path, HT_INVALID, "ht_trainer_save: path is NULL");
-    CHECK(t->ctx, t->grads, HT_INVALID, "this trainer was made for inference; save its model instead");
+    CHECK(t->ctx, t->grads, HT_INVALID,
+          "this trainer was made for inference; save its model instead");
     char note[256], best[32] = "null";
     if (t->has_best) snprintf(best, sizeof best, "%.17g", t->best);
-    snprintf(note, sizeof note, "{\"step\":%lld,\"applied\":%lld,\"micro\":%lld,\"position\":%lld,\"best\":%s}",
+    snprintf(note, sizeof note,
+             "{\"step\":%lld,\"applied\":%lld,\"micro\":%lld,\"position\":%lld,\"best\":%s}",
              (long long)t->step, (long long)t->applied, (long long)t->micro,
              (long long)(data ? ht_data_position(data) : 0), best);
     hti_part parts[] = {{"", t->model->p}, {"optimizer.m.", t->m}, {"optimizer.v.", t->v}};
@@ -44,7 +46,8 @@ static ht_status read_note(note *out, const hti_reader *r) {
     out->has_best = cJSON_IsNumber(best);
     out->best = out->has_best ? best->valuedouble : 0;
     cJSON_Delete(json);
-    CHECK(r->ctx, good, HT_FORMAT, "%s is damaged: its note on the training makes no sense", r->path);
+    CHECK(r->ctx, good, HT_FORMAT, "%s is damaged: its note on the training makes no sense",
+          r->path);
     return HT_OK;
 }
 
@@ -54,13 +57,18 @@ static ht_status same_model(const ht_trainer *t, const ht_config *c, const hti_r
     const struct {
         const char *name;
         int64_t here, there;
-    } keys[] = {{"task", m->task, c->task}, {"attention", m->attention, c->attention}, {"query", m->query, c->query},
-                {"block", m->block, c->block}, {"heads", m->heads, c->heads}, {"pool", m->pool, c->pool},
-                {"rotary", m->rotary, c->rotary}, {"sinusoidal", m->sinusoidal, c->sinusoidal},
+    } keys[] = {{"task", m->task, c->task},
+                {"attention", m->attention, c->attention},
+                {"query", m->query, c->query},
+                {"block", m->block, c->block},
+                {"heads", m->heads, c->heads},
+                {"pool", m->pool, c->pool},
+                {"rotary", m->rotary, c->rotary},
+                {"sinusoidal", m->sinusoidal, c->sinusoidal},
                 {"mask_zero", m->mask_zero, c->mask_zero}};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        CHECK(r->ctx, keys[i].here == keys[i].there, HT_INVALID, "%s is of another model: its %s differs", r->path,
-              keys[i].name);
+        CHECK(r->ctx, keys[i].here == keys[i].there, HT_INVALID,
+              "%s is of another model: its %s differs", r->path, keys[i].name);
     return HT_OK;
 }
 
@@ -85,7 +93,8 @@ static ht_status restore(ht_trainer *t, ht_data *data, const hti_reader *r) {
 
 ht_status ht_trainer_restore(ht_trainer *t, ht_data *data, const char *path) {
     CHECK(t->ctx, path, HT_INVALID, "ht_trainer_restore: path is NULL");
-    CHECK(t->ctx, t->grads, HT_INVALID, "this trainer was made for inference; load its model instead");
+    CHECK(t->ctx, t->grads, HT_INVALID,
+          "this trainer was made for inference; load its model instead");
     hti_reader r;
     TRY(hti_reader_open(&r, t->ctx, path));
     ht_status status = restore(t, data, &r);

@@ -71,7 +71,8 @@ static void remove_old(const run *r) {
 static ht_status save_as(const run *r, const char *name, int whole) {
     char *path = hti_path_join(r->t->ctx, r->desc->folder, name);
     CHECK(r->t->ctx, path, HT_NOMEM, "out of memory: the name of a checkpoint");
-    ht_status status = whole ? ht_trainer_save(r->t, r->desc->train, path) : ht_model_save(r->t->model, path);
+    ht_status status =
+        whole ? ht_trainer_save(r->t, r->desc->train, path) : ht_model_save(r->t->model, path);
     hti_host_free(r->t->ctx, path);
     return status;
 }
@@ -102,28 +103,34 @@ static ht_status log_open(run *r) {
     char *path = hti_path_join(r->t->ctx, r->desc->folder, "log.jsonl");
     CHECK(r->t->ctx, path, HT_NOMEM, "out of memory: the name of the log");
     r->log = fopen(path, "ab");
-    ht_status status = r->log ? HT_OK : hti_fail(r->t->ctx, HT_IO, "%s could not be opened: %s", path, strerror(errno));
+    ht_status status =
+        r->log ? HT_OK
+               : hti_fail(r->t->ctx, HT_IO, "%s could not be opened: %s", path, strerror(errno));
     hti_host_free(r->t->ctx, path);
     return status;
 }
 
 /* JSON has no word for what is not finite. */
 static const char *number(char *out, size_t bytes, double x) {
-    if (isfinite(x)) snprintf(out, bytes, "%.9g", x);
-    else snprintf(out, bytes, "null");
+    if (isfinite(x))
+        snprintf(out, bytes, "%.9g", x);
+    else
+        snprintf(out, bytes, "null");
     return out;
 }
 
 static ht_status log_line(run *r, const char *prefix, const ht_report *report, double seconds) {
     char line[512], loss[32], norm[32];
-    int n = snprintf(line, sizeof line, "{\"step\":%lld,\"%sloss\":%s,\"%saccuracy\":%.6g,\"%stargets\":%lld",
-                     (long long)r->t->step, prefix, number(loss, sizeof loss, report->loss), prefix, report->accuracy,
-                     prefix, (long long)report->targets);
+    int n = snprintf(line, sizeof line,
+                     "{\"step\":%lld,\"%sloss\":%s,\"%saccuracy\":%.6g,\"%stargets\":%lld",
+                     (long long)r->t->step, prefix, number(loss, sizeof loss, report->loss), prefix,
+                     report->accuracy, prefix, (long long)report->targets);
     if (!*prefix)
-        n += snprintf(line + n, sizeof line - (size_t)n,
-                      ",\"rate\":%.9g,\"gradient_norm\":%s,\"applied\":%d,\"ms\":%.3f,\"tokens_per_s\":%.1f",
-                      report->rate, number(norm, sizeof norm, report->gradient_norm), report->applied, seconds * 1e3,
-                      (double)report->tokens / seconds);
+        n += snprintf(
+            line + n, sizeof line - (size_t)n,
+            ",\"rate\":%.9g,\"gradient_norm\":%s,\"applied\":%d,\"ms\":%.3f,\"tokens_per_s\":%.1f",
+            report->rate, number(norm, sizeof norm, report->gradient_norm), report->applied,
+            seconds * 1e3, (double)report->tokens / seconds);
     n += snprintf(line + n, sizeof line - (size_t)n, "}\n");
     CHECK(r->t->ctx, fwrite(line, 1, (size_t)n, r->log) == (size_t)n && fflush(r->log) == 0, HT_IO,
           "the log of the run could not be written: %s", strerror(errno));
@@ -184,8 +191,12 @@ static ht_status after_step(run *r, const ht_report *report, double seconds, int
     int64_t step = r->t->step, every = r->c->save_every ? r->c->save_every : r->c->eval_every;
     double elapsed = now() - r->start, done = (double)step - r->first;
     int last = step >= r->c->steps;
-    ht_event event = {.size = sizeof event, .step = step, .steps = r->c->steps, .report = report,
-                      .step_seconds = seconds, .elapsed = elapsed,
+    ht_event event = {.size = sizeof event,
+                      .step = step,
+                      .steps = r->c->steps,
+                      .report = report,
+                      .step_seconds = seconds,
+                      .elapsed = elapsed,
                       .left = elapsed / done * (double)(r->c->steps - step)};
     TRY(log_line(r, "", report, seconds));
     if (r->desc->valid && (last || due(r->c->eval_every, step))) {
@@ -202,8 +213,10 @@ static ht_status after_step(run *r, const ht_report *report, double seconds, int
     if (told && !event.saved) TRY(save(r));
     *stop = last || told;
     CHECK(r->t->ctx, !diverged, HT_DIVERGED,
-          "the loss or its gradient was not finite %lld times in a row, last at step %lld; the weights are those from "
-          "before", (long long)r->bad, (long long)step);
+          "the loss or its gradient was not finite %lld times in a row, last at step %lld; the "
+          "weights are those from "
+          "before",
+          (long long)r->bad, (long long)step);
     return HT_OK;
 }
 
@@ -225,7 +238,8 @@ static ht_status loop(run *r) {
 ht_status ht_train(ht_trainer *t, const ht_train_desc *desc) {
     CHECK(t->ctx, desc && desc->size >= sizeof *desc, HT_INVALID,
           "ht_train_desc.size is too small; start from HT_TRAIN_DESC_INIT");
-    CHECK(t->ctx, desc->folder && desc->train, HT_INVALID, "ht_train needs a folder and data to train on");
+    CHECK(t->ctx, desc->folder && desc->train, HT_INVALID,
+          "ht_train needs a folder and data to train on");
     CHECK(t->ctx, t->grads, HT_INVALID, "this trainer was made for inference; it cannot train");
     run r = {.t = t, .desc = desc, .c = &t->config};
     TRY(log_open(&r));

@@ -1,6 +1,6 @@
 /*
- * One update: micro-batches forward and back, the gradient's norm, AdamW. And the same without the update, for
- * evaluation, prediction and checks.
+ * One update: micro-batches forward and back, the gradient's norm, AdamW. And the same without the
+ * update, for evaluation, prediction and checks.
  *
  * Nothing is allocated here after create, and the host reads device memory once per step, after it.
  */
@@ -84,9 +84,14 @@ static ht_status receive(ht_trainer *t, ht_report *r, int64_t tokens) {
     hti_step s;
     TRY(t->ctx->ops->copy_out(t->ctx, &s, t->net.step, sizeof s));
     if (!r) return HT_OK;
-    CHECK(t->ctx, r->size >= sizeof *r, HT_INVALID, "ht_report.size is too small; start from HT_REPORT_INIT");
-    *r = (ht_report){.size = r->size, .targets = (int64_t)s.out.targets, .correct = (int64_t)s.out.correct,
-                     .tokens = tokens, .rate = s.in.rate, .gradient_norm = sqrt(s.out.square),
+    CHECK(t->ctx, r->size >= sizeof *r, HT_INVALID,
+          "ht_report.size is too small; start from HT_REPORT_INIT");
+    *r = (ht_report){.size = r->size,
+                     .targets = (int64_t)s.out.targets,
+                     .correct = (int64_t)s.out.correct,
+                     .tokens = tokens,
+                     .rate = s.in.rate,
+                     .gradient_norm = sqrt(s.out.square),
                      .applied = s.out.applied != 0};
     r->loss = s.out.targets > 0 ? s.out.loss / s.out.targets : 0;
     r->accuracy = s.out.targets > 0 ? s.out.correct / s.out.targets : 0;
@@ -109,11 +114,18 @@ static ht_status run_update(ht_trainer *t) {
     for (int part = 0; part < 2; part++) {
         int64_t from = part ? p->decaying : 0, to = part ? p->total : p->decaying;
         if (from == to) continue;
-        hti_adamw_call a = {.dtype = dtype, .count = to - from, .p = hti_wide(t->model->p, dtype, from),
-                            .m = hti_wide(t->m, dtype, from), .v = hti_wide(t->v, dtype, from),
-                            .g = hti_wide(t->grads, dtype, from), .step = t->net.step, .beta1 = c->beta1,
-                            .beta2 = c->beta2, .epsilon = c->adam_epsilon,
-                            .decay = part ? 0 : c->weight_decay, .clip = c->clip};
+        hti_adamw_call a = {.dtype = dtype,
+                            .count = to - from,
+                            .p = hti_wide(t->model->p, dtype, from),
+                            .m = hti_wide(t->m, dtype, from),
+                            .v = hti_wide(t->v, dtype, from),
+                            .g = hti_wide(t->grads, dtype, from),
+                            .step = t->net.step,
+                            .beta1 = c->beta1,
+                            .beta2 = c->beta2,
+                            .epsilon = c->adam_epsilon,
+                            .decay = part ? 0 : c->weight_decay,
+                            .clip = c->clip};
         if (t->model->w != t->model->p) a.w = hti_weight(t->model, from);
         TRY(ops->adamw(t->ctx, &a));
     }
@@ -174,7 +186,8 @@ ht_status hti_step_end(ht_trainer *t, ht_report *out) {
 }
 
 ht_status ht_trainer_step(ht_trainer *t, const ht_batch *batches, int64_t count, ht_report *out) {
-    CHECK(t->ctx, batches && count >= 1, HT_INVALID, "a step needs at least one batch, got %lld", (long long)count);
+    CHECK(t->ctx, batches && count >= 1, HT_INVALID, "a step needs at least one batch, got %lld",
+          (long long)count);
     TRY(hti_step_begin(t));
     for (int64_t i = 0; i < count; i++) TRY(hti_step_add(t, &batches[i], count));
     return hti_step_end(t, out);
@@ -189,14 +202,16 @@ ht_status ht_trainer_gradient(ht_trainer *t, const ht_batch *batch, ht_report *o
     CHECK(t->ctx, t->net.batch_targets > 0, HT_INVALID, "the batch has no targets to learn from");
     TRY(send(t, 1 / (double)t->net.batch_targets, 0));
     TRY(run_micro(t));
-    TRY(t->ctx->ops->square(t->ctx, t->model->dtype, t->net.step, t->grads, t->model->params.total));
+    TRY(t->ctx->ops->square(t->ctx, t->model->dtype, t->net.step, t->grads,
+                            t->model->params.total));
     return receive(t, out, t->net.batch_tokens);
 }
 
 ht_status ht_trainer_read_gradient(const ht_trainer *t, int64_t index, double *out) {
     TRY(need_gradients(t));
     CHECK(t->ctx, index >= 0 && index < t->model->params.tensors, HT_INVALID,
-          "tensor index must be 0 to %lld, got %lld", (long long)t->model->params.tensors - 1, (long long)index);
+          "tensor index must be 0 to %lld, got %lld", (long long)t->model->params.tensors - 1,
+          (long long)index);
     const hti_param *p = &t->model->params.list[index];
     return hti_tensor_read(t->ctx, out, t->grads, t->model->dtype, p->offset, p->count);
 }

@@ -18,10 +18,11 @@ struct ht_trainer {
     int64_t tokens;      /* of the step at work */
     double best;         /* score of the best evaluation so far (run.c); valid if has_best */
     int has_best;
-    void *graph[2];      /* captured micro-batch and update, where the device can */
+    void *graph[2]; /* captured micro-batch and update, where the device can */
 };
 
-/* One update in pieces, for batches that do not lie in memory together: begin, add `count` times, end. */
+/* One update in pieces, for batches that do not lie in memory together: begin, add `count` times,
+ * end. */
 ht_status hti_step_begin(ht_trainer *t);
 ht_status hti_step_add(ht_trainer *t, const ht_batch *batch, int64_t count);
 ht_status hti_step_end(ht_trainer *t, ht_report *out);

@@ -18,7 +18,9 @@
 static ht_context *cpu;
 static char folder[64], path[128], other[128];
 
-#define TINY "{\"layers\":1,\"width\":16,\"heads\":2,\"hidden\":24,\"vocab\":17,\"classes\":3,\"length\":20,\"block\":4," \
+#define TINY                                                                                      \
+    "{\"layers\":1,\"width\":16,\"heads\":2,\"hidden\":24,\"vocab\":17,\"classes\":3,\"length\":" \
+    "20,\"block\":4,"                                                                             \
     "\"batch\":4,\"head_hidden\":8,\"warmup\":0,\"relative_bias\":1}"
 
 static int open_all(void **state) {
@@ -115,7 +117,8 @@ static void trainer_round_trip(void **state) {
 
 static void other_model(void **state) {
     (void)state;
-    pair a = make(TINY), b = make("{\"layers\":2,\"width\":16,\"heads\":2,\"vocab\":17,\"length\":20,\"batch\":4}");
+    pair a = make(TINY),
+         b = make("{\"layers\":2,\"width\":16,\"heads\":2,\"vocab\":17,\"length\":20,\"batch\":4}");
     OK(cpu, ht_trainer_save(a.trainer, NULL, path));
     REFUSED(cpu, ht_trainer_restore(b.trainer, NULL, path), HT_INVALID, "another model");
     OK(cpu, ht_model_save(a.model, path));
@@ -193,7 +196,8 @@ static void damaged(void **state) {
     /* cut at any length */
     for (size_t cut = 0; cut < n; cut += cut < 3000 ? 7 : 997) {
         write_all(other, bytes, cut);
-        if (ht_model_load(&model, cpu, other) == HT_OK) fail_msg("a file cut to %zu of %zu bytes was taken", cut, n);
+        if (ht_model_load(&model, cpu, other) == HT_OK)
+            fail_msg("a file cut to %zu of %zu bytes was taken", cut, n);
         assert_true(strlen(ht_context_error(cpu)) > 10);
     }
     /* a byte too much, nonsense, a length that cannot be */
@@ -237,11 +241,16 @@ static void foreign(void **state) {
     refuse("dtype");
     write_header("{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8);
     refuse("does not fit its bytes");
-    write_header("{\"x\":{\"dtype\":\"F32\",\"shape\":[1000000000000],\"data_offsets\":[0,4000000000000]}}", 8);
+    write_header(
+        "{\"x\":{\"dtype\":\"F32\",\"shape\":[1000000000000],\"data_offsets\":[0,4000000000000]}}",
+        8);
     refuse("outside the file");
-    write_header("{\"x\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,8]}}", 8);
+    write_header(
+        "{\"x\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,8]}}", 8);
     refuse("x");
-    write_header("{\"__metadata__\":{\"htransformer\":\"{\\\"layers\\\":1000,\\\"width\\\":65536,\\\"heads\\\":256}\"}}", 0);
+    write_header("{\"__metadata__\":{\"htransformer\":\"{\\\"layers\\\":1000,\\\"width\\\":65536,"
+                 "\\\"heads\\\":256}\"}}",
+                 0);
     refuse("has no tensor"); /* a model of terabytes is not made before it is known to be there */
     write_header("{\"__metadata__\":{\"htransformer\":\"{\\\"colour\\\":3}\"}}", 0);
     refuse("colour");
@@ -278,7 +287,8 @@ static void full_disk(void **state) {
     drop(&p);
 }
 
-/* A child saves over and over and is killed at a random moment: what is under the name is always whole. */
+/* A child saves over and over and is killed at a random moment: what is under the name is always
+ * whole. */
 static void sudden_death(void **state) {
     (void)state;
     pair p = make(TINY);
@@ -304,13 +314,21 @@ static void sudden_death(void **state) {
 }
 
 int main(void) {
-    static char plain[] = TINY, wide[] = "{\"dtype\":\"f64\",\"layers\":1,\"width\":16,\"heads\":2,\"vocab\":17,"
-        "\"length\":20,\"batch\":4,\"task\":\"language\",\"tied\":1,\"dropout\":0.1}";
+    static char plain[] = TINY,
+                wide[] =
+                    "{\"dtype\":\"f64\",\"layers\":1,\"width\":16,\"heads\":2,\"vocab\":17,"
+                    "\"length\":20,\"batch\":4,\"task\":\"language\",\"tied\":1,\"dropout\":0.1}";
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_prestate(model_round_trip, plain), cmocka_unit_test_prestate(model_round_trip, wide),
-        cmocka_unit_test_prestate(trainer_round_trip, plain), cmocka_unit_test_prestate(trainer_round_trip, wide),
-        cmocka_unit_test(other_model), cmocka_unit_test(python), cmocka_unit_test(damaged), cmocka_unit_test(foreign),
-        cmocka_unit_test(full_disk), cmocka_unit_test(sudden_death),
+        cmocka_unit_test_prestate(model_round_trip, plain),
+        cmocka_unit_test_prestate(model_round_trip, wide),
+        cmocka_unit_test_prestate(trainer_round_trip, plain),
+        cmocka_unit_test_prestate(trainer_round_trip, wide),
+        cmocka_unit_test(other_model),
+        cmocka_unit_test(python),
+        cmocka_unit_test(damaged),
+        cmocka_unit_test(foreign),
+        cmocka_unit_test(full_disk),
+        cmocka_unit_test(sudden_death),
     };
     return cmocka_run_group_tests_name("checkpoint", tests, open_all, close_all);
 }

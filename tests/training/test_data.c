@@ -36,7 +36,8 @@ static void write_file(const char *to, const char *text, size_t bytes) {
     fclose(f);
 }
 
-static ht_status open_as(ht_data **out, const ht_config *config, const char *from, ht_part part, double holdout) {
+static ht_status open_as(ht_data **out, const ht_config *config, const char *from, ht_part part,
+                         double holdout) {
     ht_data_desc desc = HT_DATA_DESC_INIT;
     desc.config = config;
     desc.path = from;
@@ -69,9 +70,12 @@ static int value(const int32_t *ids, int *at) {
     return id == 11 ? v[0] : id == 12 ? v[n - 1] : id == 13 ? middle : sum % 10;
 }
 
-static int compare(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int compare(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
 
-/* Values, lengths, no duplicates over all parts; label and token frequencies as measured in the wild. */
+/* Values, lengths, no duplicates over all parts; label and token frequencies as measured in the
+ * wild. */
 static void listops(void **state) {
     (void)state;
     ht_config config = HT_CONFIG_INIT;
@@ -108,7 +112,8 @@ static void listops(void **state) {
     for (int i = 1; i < 2000; i++) assert_true(strcmp(all[i - 1], all[i]) != 0);
     for (int i = 0; i < 2000; i++) free(all[i]);
     free(all);
-    /* mean length 1035 (deviation about 400), digits 71.6 %, labels 0 and 9 17 % each: four standard errors */
+    /* mean length 1035 (deviation about 400), digits 71.6 %, labels 0 and 9 17 % each: four
+     * standard errors */
     assert_true(fabs(tokens / 2000 - 1035) < 4 * 400 / sqrt(2000));
     assert_true(fabs(digits / tokens - 0.716) < 0.005);
     assert_true(fabs(labels[0] / 2000 - 0.168) < 4 * sqrt(0.17 * 0.83 / 2000));
@@ -117,11 +122,13 @@ static void listops(void **state) {
 
 static void expressions(void **state) {
     (void)state;
-    ht_config config = training_config(cpu, "{\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"length\":8}");
+    ht_config config =
+        training_config(cpu, "{\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"length\":8}");
     int32_t ids[16];
     int64_t n = 0;
     static const int32_t want[] = {12, 3, 10, 11, 5, 8, 15, 1, 15};
-    static const char *const same[] = {"[MAX 2 9 [MIN 4 7 ] 0 ]", "( ( ( ( [MAX 2 ) 9 ) [MIN 4 7 ] 0 ] ) )",
+    static const char *const same[] = {"[MAX 2 9 [MIN 4 7 ] 0 ]",
+                                       "( ( ( ( [MAX 2 ) 9 ) [MIN 4 7 ] 0 ] ) )",
                                        "[MAX 2 9 [MIN 4 7] 0]"};
     for (int i = 0; i < 3; i++) {
         OK(cpu, ht_data_encode(cpu, &config, same[i], strlen(same[i]), ids, 16, &n));
@@ -146,7 +153,8 @@ static void expressions(void **state) {
     config.listops_min = 0;
     config.train_items = 1000000;
     config.listops_depth = 1;
-    REFUSED(cpu, open_as(&data, &config, NULL, HT_PART_TRAIN, 0), HT_INVALID, "only 10 different expressions");
+    REFUSED(cpu, open_as(&data, &config, NULL, HT_PART_TRAIN, 0), HT_INVALID,
+            "only 10 different expressions");
 }
 
 /* ---- labelled lines ---- */
@@ -167,7 +175,8 @@ static void tsv(void **state) {
     assert_int_equal(info.classes, 3);
     assert_true(info.majority == 0.5);
     OK(cpu, ht_data_next(data, &b));
-    static const int32_t tokens[] = {'h' + 1, 'e' + 1, 'l' + 1, 'l' + 1, 'o' + 1, 'a' + 1, '\t' + 1, 'b' + 1, 256};
+    static const int32_t tokens[] = {'h' + 1, 'e' + 1,  'l' + 1, 'l' + 1, 'o' + 1,
+                                     'a' + 1, '\t' + 1, 'b' + 1, 256};
     assert_int_equal(b.sequences, 2);
     assert_memory_equal(b.tokens, tokens, sizeof tokens);
     assert_int_equal(b.targets[0], 0);
@@ -205,11 +214,13 @@ static void tsv_faults(void **state) {
         REFUSED(cpu, open_as(&data, &config, path, HT_PART_TRAIN, 0), HT_FORMAT, faults[i].words);
         assert_null(data);
     }
-    REFUSED(cpu, open_as(&data, &config, "/nowhere", HT_PART_TRAIN, 0), HT_IO, "/nowhere could not be opened");
+    REFUSED(cpu, open_as(&data, &config, "/nowhere", HT_PART_TRAIN, 0), HT_IO,
+            "/nowhere could not be opened");
     config.task = HT_TASK_PAIRS;
     config.pool = HT_POOL_MEAN;
     write_file(path, "1\tone text\n", 11);
-    REFUSED(cpu, open_as(&data, &config, path, HT_PART_TRAIN, 0), HT_FORMAT, "there is no second tab");
+    REFUSED(cpu, open_as(&data, &config, path, HT_PART_TRAIN, 0), HT_FORMAT,
+            "there is no second tab");
     config.task = HT_TASK_LANGUAGE;
     REFUSED(cpu, open_as(&data, &config, path, HT_PART_TRAIN, 0), HT_INVALID, "learns from text");
 }
@@ -248,15 +259,18 @@ static void ten_million(void **state) {
 /* Windows cover the stream once; targets are the next tokens; every file begins with 0. */
 static void text(void **state) {
     (void)state;
-    ht_config config = training_config(cpu, "{\"task\":\"language\",\"format\":\"text\",\"length\":4,\"batch\":3}");
+    ht_config config = training_config(
+        cpu, "{\"task\":\"language\",\"format\":\"text\",\"length\":4,\"batch\":3}");
     char in[160], command[512];
     snprintf(in, sizeof in, "%s/texts", folder);
     mkdir(in, 0777);
-    snprintf(command, sizeof command, "cd %s && printf 'abcde' > 1.txt && printf 'fgh' > 2.txt && gzip -k 2.txt && "
-             "rm 2.txt && printf 'ij' > 3.txt && (zstd -q --rm 3.txt || true)", in);
+    snprintf(command, sizeof command,
+             "cd %s && printf 'abcde' > 1.txt && printf 'fgh' > 2.txt && gzip -k 2.txt && "
+             "rm 2.txt && printf 'ij' > 3.txt && (zstd -q --rm 3.txt || true)",
+             in);
     assert_int_equal(system(command), 0);
-    static const int32_t stream[] = {0, 'a' + 1, 'b' + 1, 'c' + 1, 'd' + 1, 'e' + 1, 0, 'f' + 1, 'g' + 1, 'h' + 1,
-                                     0, 'i' + 1, 'j' + 1};
+    static const int32_t stream[] = {0,       'a' + 1, 'b' + 1, 'c' + 1, 'd' + 1, 'e' + 1, 0,
+                                     'f' + 1, 'g' + 1, 'h' + 1, 0,       'i' + 1, 'j' + 1};
     ht_data *data;
     ht_batch b = HT_BATCH_INIT;
     OK(cpu, open_as(&data, &config, in, HT_PART_TRAIN, 0));
@@ -272,7 +286,8 @@ static void text(void **state) {
     assert_int_equal(b.sequences, 1);
     assert_memory_equal(b.tokens, stream + 8, 4 * sizeof *stream);
     ht_data_close(data);
-    REFUSED(cpu, open_as(&data, &config, in, HT_PART_VALID, 0.99), HT_INVALID, "too short to hold out");
+    REFUSED(cpu, open_as(&data, &config, in, HT_PART_VALID, 0.99), HT_INVALID,
+            "too short to hold out");
     snprintf(in, sizeof in, "%s/nothing", folder);
     mkdir(in, 0777);
     REFUSED(cpu, open_as(&data, &config, in, HT_PART_TRAIN, 0), HT_IO, "folder without files");
@@ -297,7 +312,8 @@ static void drawing(void **state) {
             assert_int_equal(b.sequences, 5);
             for (int k = 0; k < 5; k++) {
                 order[epoch][i + k] = b.tokens[k];
-                assert_int_equal((b.tokens[k] - 1 - 'a') % 2, b.targets[k]); /* labels stay with texts */
+                assert_int_equal((b.tokens[k] - 1 - 'a') % 2,
+                                 b.targets[k]); /* labels stay with texts */
                 seen[b.tokens[k] - 1 - 'a']++;
             }
         }
@@ -336,7 +352,8 @@ static void configs(void **state) {
         {"{\"layers\":0}", "layers must be 1 to 1000, got 0"},
         {"{\"layers\":1.5}", "layers must be a whole number"},
         {"{\"layers\":\"many\"}", "layers must be a number"},
-        {"{\"attention\":\"sparse\"}", "attention must be one of hierarchical, full, local, got \"sparse\""},
+        {"{\"attention\":\"sparse\"}",
+         "attention must be one of hierarchical, full, local, got \"sparse\""},
         {"{\"layers\":4", "is not JSON"},
         {"[1]", "must be a JSON object"},
         {"", "is not JSON"},
@@ -375,14 +392,15 @@ static void configs(void **state) {
         OK(cpu, ht_config_read_json(cpu, &b, json));
         assert_memory_equal(&a, &b, sizeof a);
     }
-    REFUSED(cpu, ht_config_preset(cpu, &c, "huge"), HT_INVALID, "there is no preset 'huge', but small");
+    REFUSED(cpu, ht_config_preset(cpu, &c, "huge"), HT_INVALID,
+            "there is no preset 'huge', but small");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(listops), cmocka_unit_test(expressions), cmocka_unit_test(tsv),
+        cmocka_unit_test(listops),    cmocka_unit_test(expressions), cmocka_unit_test(tsv),
         cmocka_unit_test(tsv_faults), cmocka_unit_test(ten_million), cmocka_unit_test(text),
-        cmocka_unit_test(drawing), cmocka_unit_test(configs),
+        cmocka_unit_test(drawing),    cmocka_unit_test(configs),
     };
     return cmocka_run_group_tests_name("data", tests, open_all, close_all);
 }

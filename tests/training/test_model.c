@@ -1,6 +1,6 @@
 /*
- * Models: parameter counts, and the gradient of every parameter of every kind of model against differences of
- * the loss, in double on the reference kernels.
+ * Models: parameter counts, and the gradient of every parameter of every kind of model against
+ * differences of the loss, in double on the reference kernels.
  */
 #include "training.h"
 
@@ -31,9 +31,10 @@ static void counts(void **state) {
         const char *preset;
         int64_t least, most;
     } want[] = {
-        {"listops", 8948746, 8948746}, {"text", 3486722, 3486722},   {"retrieval", 1087618, 1087618},
-        {"image", 248458, 248458},     {"pathfinder", 26530, 26530}, {"path-x", 537954, 537954},
-        {"lm-53m", 52500000, 53500000}, {"lm-144m", 142500000, 144500000},
+        {"listops", 8948746, 8948746},   {"text", 3486722, 3486722},
+        {"retrieval", 1087618, 1087618}, {"image", 248458, 248458},
+        {"pathfinder", 26530, 26530},    {"path-x", 537954, 537954},
+        {"lm-53m", 52500000, 53500000},  {"lm-144m", 142500000, 144500000},
     };
     (void)state;
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
@@ -49,8 +50,8 @@ static void counts(void **state) {
         }
         ht_model_destroy(model);
         if (n < want[i].least || n > want[i].most || n != sum) {
-            print_error("%s has %lld parameters (%lld in its tensors)\n", want[i].preset, (long long)n,
-                        (long long)sum);
+            print_error("%s has %lld parameters (%lld in its tensors)\n", want[i].preset,
+                        (long long)n, (long long)sum);
             fail();
         }
     }
@@ -59,7 +60,9 @@ static void counts(void **state) {
 /* ---- gradients ---- */
 
 /* Every test model starts from this, then changes something. */
-#define SMALL "\"dtype\":\"f64\",\"layers\":2,\"width\":12,\"heads\":2,\"hidden\":10,\"vocab\":7,\"classes\":3," \
+#define SMALL                                                                            \
+    "\"dtype\":\"f64\",\"layers\":2,\"width\":12,\"heads\":2,\"hidden\":10,\"vocab\":7," \
+    "\"classes\":3,"                                                                     \
     "\"length\":21,\"block\":4,\"batch\":3,\"head_hidden\":8,\"embed_std\":0.7,"
 #define PAIRS SMALL "\"task\":\"pairs\",\"pool\":\"first\","
 #define LANGUAGE SMALL "\"task\":\"language\","
@@ -77,7 +80,8 @@ static const char *const models[] = {
     "{" SMALL "\"sinusoidal\":0,\"rotary\":\"all\"}",
     "{" SMALL "\"sinusoidal\":0,\"rotary\":\"level0\"}",
     "{" SMALL "\"sinusoidal\":0,\"relative_bias\":1}",
-    "{" SMALL DROP "\"learned\":1,\"rotary\":\"all\",\"relative_bias\":1,\"kv_heads\":1,\"projection_bias\":1}",
+    "{" SMALL DROP
+    "\"learned\":1,\"rotary\":\"all\",\"relative_bias\":1,\"kv_heads\":1,\"projection_bias\":1}",
     "{" SMALL DROP "\"recompute\":1}",
     "{" SMALL DROP "\"pad\":1,\"pool\":\"mean\"}",
     "{" SMALL "\"layers\":1,\"mask_zero\":0}",
@@ -87,7 +91,8 @@ static const char *const models[] = {
     "{" LANGUAGE "\"query\":\"first\"}",
     "{" LANGUAGE DROP "\"query\":\"fine\",\"tied\":1,\"relative_bias\":1}",
     "{" LANGUAGE "\"attention\":\"full\",\"rotary\":\"all\",\"learned\":1,\"recompute\":1}",
-    "{" LANGUAGE "\"attention\":\"local\",\"rotary\":\"level0\",\"tied\":1,\"sinusoidal\":0,\"pad\":1}",
+    "{" LANGUAGE
+    "\"attention\":\"local\",\"rotary\":\"level0\",\"tied\":1,\"sinusoidal\":0,\"pad\":1}",
     "{" LANGUAGE "\"sinusoidal\":0,\"kv_heads\":1,\"projection_bias\":1}",
 };
 enum { MODELS = sizeof models / sizeof *models };
@@ -137,7 +142,8 @@ static double loss_of(setup *s) {
 }
 
 /* Four-point difference of the loss along one direction of one tensor. */
-static double difference(setup *s, int64_t index, const double *at, const double *direction, int64_t count) {
+static double difference(setup *s, int64_t index, const double *at, const double *direction,
+                         int64_t count) {
     double step = 1e-4, sum = 0, *moved = malloc(sizeof *moved * (size_t)count);
     static const double where[4] = {-2, -1, 1, 2}, weight[4] = {1, -8, 8, -1};
     for (int i = 0; i < 4; i++) {
@@ -150,11 +156,13 @@ static double difference(setup *s, int64_t index, const double *at, const double
     return sum / (12 * step);
 }
 
-/* In two random directions: the error of the difference is about step^4 and eps / step, both near 1e-12. */
+/* In two random directions: the error of the difference is about step^4 and eps / step, both near
+ * 1e-12. */
 static void check_tensor(setup *s, const char *json, int64_t index, const double *grad) {
     ht_tensor_info info = HT_TENSOR_INFO_INIT;
     OK(ref, ht_model_tensor(s->model, index, &info));
-    double *at = malloc(sizeof *at * (size_t)info.count), *way = malloc(sizeof *way * (size_t)info.count);
+    double *at = malloc(sizeof *at * (size_t)info.count),
+           *way = malloc(sizeof *way * (size_t)info.count);
     OK(ref, ht_model_read(s->model, index, at));
     uint32_t state = (uint32_t)index + 5;
     for (int turn = 0; turn < 2; turn++) {
@@ -166,7 +174,8 @@ static void check_tensor(setup *s, const char *json, int64_t index, const double
         }
         double got = difference(s, index, at, way, info.count);
         if (!(fabs(got - want) <= 1e-7 * size + 1e-10)) {
-            print_error("%s: d loss / d %s is %.12g, differences say %.12g\n", json, info.name, want, got);
+            print_error("%s: d loss / d %s is %.12g, differences say %.12g\n", json, info.name,
+                        want, got);
             fail();
         }
     }
@@ -210,8 +219,8 @@ static void adds(void **state) {
             OK(ref, ht_trainer_read_gradient(s->trainer, i, run ? second : first[i]));
             for (int64_t k = 0; k < info.count && run; k++)
                 if (!(fabs(second[k] - 2 * first[i][k]) <= 1e-12 * (1 + fabs(first[i][k])))) {
-                    print_error("%s: %s[%lld] went from %.17g to %.17g\n", json, info.name, (long long)k,
-                                first[i][k], second[k]);
+                    print_error("%s: %s[%lld] went from %.17g to %.17g\n", json, info.name,
+                                (long long)k, first[i][k], second[k]);
                     fail();
                 }
         }
@@ -230,8 +239,8 @@ static void same_either_way(void **state) {
         for (int on = 0; on < 2; on++) {
             char text[1024];
             /* a mask drawn by row differs when rows move: no dropout where padding changes */
-            snprintf(text, sizeof text, "%.*s,\"%s\":%d%s}", (int)strlen(json) - 1, json, keys[way], on,
-                     way ? "" : ",\"dropout\":0,\"attention_dropout\":0");
+            snprintf(text, sizeof text, "%.*s,\"%s\":%d%s}", (int)strlen(json) - 1, json, keys[way],
+                     on, way ? "" : ",\"dropout\":0,\"attention_dropout\":0");
             setup *s = make(text);
             ht_report r = HT_REPORT_INIT;
             OK(ref, ht_trainer_gradient(s->trainer, &s->batch.batch, &r));
@@ -254,10 +263,12 @@ int main(void) {
         static const struct {
             const char *name;
             CMUnitTestFunction run;
-        } kinds[] = {{"gradients", gradients}, {"adds", adds}, {"same_either_way", same_either_way}};
+        } kinds[] = {
+            {"gradients", gradients}, {"adds", adds}, {"same_either_way", same_either_way}};
         for (int k = 0; k < 3; k++, n++) {
             snprintf(names[n], sizeof names[n], "%s %d", kinds[k].name, i);
-            tests[n] = (struct CMUnitTest){names[n], kinds[k].run, NULL, NULL, (void *)(uintptr_t)models[i]};
+            tests[n] = (struct CMUnitTest){names[n], kinds[k].run, NULL, NULL,
+                                           (void *)(uintptr_t)models[i]};
         }
     }
     return _cmocka_run_group_tests("model", tests, (size_t)n, open_ref, close_ref);

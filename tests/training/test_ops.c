@@ -1,8 +1,9 @@
 /*
- * The model's ops on every device of this machine: matrix products of odd shapes, losses in chunks, dropout masks,
- * and whole gradients, each against the same in double.
+ * The model's ops on every device of this machine: matrix products of odd shapes, losses in chunks,
+ * dropout masks, and whole gradients, each against the same in double.
  *
- * Allowed error: twice that of the plain loops in the same precision, plus 4 eps of the largest value.
+ * Allowed error: twice that of the plain loops in the same precision, plus 4 eps of the largest
+ * value.
  */
 #include "training.h"
 
@@ -37,7 +38,8 @@ static int close_ref(void **state) {
 
 static double *noise(int64_t n, uint32_t seed) {
     double *x = malloc(sizeof *x * (size_t)n);
-    for (int64_t i = 0; i < n; i++) x[i] = (float)(2 * training_random(&seed) - 1); /* exact in float */
+    for (int64_t i = 0; i < n; i++)
+        x[i] = (float)(2 * training_random(&seed) - 1); /* exact in float */
     return x;
 }
 
@@ -46,8 +48,10 @@ static void *put(ht_context *ctx, const double *x, int64_t n, ht_dtype dtype) {
     size_t bytes = (size_t)n * hti_bytes(dtype);
     void *host = malloc(bytes), *device;
     for (int64_t i = 0; i < n; i++) {
-        if (dtype == HT_F64) ((double *)host)[i] = x[i];
-        else ((float *)host)[i] = (float)x[i];
+        if (dtype == HT_F64)
+            ((double *)host)[i] = x[i];
+        else
+            ((float *)host)[i] = (float)x[i];
     }
     OK(ctx, ht_memory_alloc(ctx, &device, bytes));
     OK(ctx, ht_memory_copy_in(ctx, device, host, bytes));
@@ -60,7 +64,8 @@ static double *get(ht_context *ctx, void *device, int64_t n, ht_dtype dtype) {
     void *host = malloc(bytes);
     double *x = malloc(sizeof *x * (size_t)n);
     OK(ctx, ht_memory_copy_out(ctx, host, device, bytes));
-    for (int64_t i = 0; i < n; i++) x[i] = dtype == HT_F64 ? ((double *)host)[i] : ((float *)host)[i];
+    for (int64_t i = 0; i < n; i++)
+        x[i] = dtype == HT_F64 ? ((double *)host)[i] : ((float *)host)[i];
     free(host);
     ht_memory_free(ctx, device);
     return x;
@@ -90,9 +95,18 @@ typedef struct shape {
 
 static double *multiply(ht_context *ctx, const shape *s, ht_dtype dtype) {
     double *a = noise(s->m * s->k, 1), *b = noise(s->k * s->n, 2), *c = noise(s->m * s->n, 3);
-    hti_gemm g = {.dtype = dtype, .transpose_a = s->ta, .transpose_b = s->tb, .accumulate = s->accumulate, .m = s->m,
-                  .n = s->n, .k = s->k, .lda = s->ta ? s->m : s->k, .ldb = s->tb ? s->k : s->n, .ldc = s->n,
-                  .a = put(ctx, a, s->m * s->k, dtype), .b = put(ctx, b, s->k * s->n, dtype),
+    hti_gemm g = {.dtype = dtype,
+                  .transpose_a = s->ta,
+                  .transpose_b = s->tb,
+                  .accumulate = s->accumulate,
+                  .m = s->m,
+                  .n = s->n,
+                  .k = s->k,
+                  .lda = s->ta ? s->m : s->k,
+                  .ldb = s->tb ? s->k : s->n,
+                  .ldc = s->n,
+                  .a = put(ctx, a, s->m * s->k, dtype),
+                  .b = put(ctx, b, s->k * s->n, dtype),
                   .c = put(ctx, c, s->m * s->n, dtype)};
     OK(ctx, ctx->ops->gemm(ctx, &g));
     ht_memory_free(ctx, (void *)g.a);
@@ -102,14 +116,15 @@ static double *multiply(ht_context *ctx, const shape *s, ht_dtype dtype) {
 }
 
 static void products(void **state) {
-    static const int64_t sizes[][3] = {{1, 1, 1}, {1, 10, 64}, {8, 10, 512}, {33, 17, 5}, {257, 130, 48}, {64, 300, 129}};
+    static const int64_t sizes[][3] = {{1, 1, 1},   {1, 10, 64},    {8, 10, 512},
+                                       {33, 17, 5}, {257, 130, 48}, {64, 300, 129}};
     ht_context *ctx = open_device(*state);
     if (!ctx) skip();
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         for (int bits = 0; bits < 8; bits++) {
             shape s = {sizes[i][0], sizes[i][1], sizes[i][2], bits & 1, bits >> 1 & 1, bits >> 2};
-            compare("a product", multiply(ref, &s, HT_F64), multiply(ref, &s, HT_F32), multiply(ctx, &s, HT_F32),
-                    s.m * s.n);
+            compare("a product", multiply(ref, &s, HT_F64), multiply(ref, &s, HT_F32),
+                    multiply(ctx, &s, HT_F32), s.m * s.n);
         }
     }
     ht_context_destroy(ctx);
@@ -121,15 +136,22 @@ typedef struct loss_sizes {
     int64_t rows, width, classes;
 } loss_sizes;
 
-/* dx, dw, dbias, row losses, and the sum of losses, correct and counted targets, one after the other. */
+/* dx, dw, dbias, row losses, and the sum of losses, correct and counted targets, one after the
+ * other. */
 static double *loss(ht_context *ctx, const loss_sizes *s, ht_dtype dtype, int64_t *total) {
     int64_t r = s->rows, w = s->width, c = s->classes, sizes[4] = {r * w, c * w, c, r}, at = 0;
-    double *x = noise(r * w, 4), *weights = noise(c * w, 5), *bias = noise(c, 6), *zero = calloc((size_t)(c * w + r * w), 8);
+    double *x = noise(r * w, 4), *weights = noise(c * w, 5), *bias = noise(c, 6),
+           *zero = calloc((size_t)(c * w + r * w), 8);
     int32_t *targets = malloc(sizeof *targets * (size_t)r);
     for (int64_t i = 0; i < r; i++) targets[i] = i % 7 == 3 ? -1 : (int32_t)(i * 31 % c);
     hti_step step = {.in = {.loss_scale = 1.0 / (double)r}}, *device;
-    hti_loss_call a = {.dtype = dtype, .rows = r, .width = w, .classes = c, .x = put(ctx, x, r * w, dtype),
-                       .w = put(ctx, weights, c * w, dtype), .bias = put(ctx, bias, c, dtype)};
+    hti_loss_call a = {.dtype = dtype,
+                       .rows = r,
+                       .width = w,
+                       .classes = c,
+                       .x = put(ctx, x, r * w, dtype),
+                       .w = put(ctx, weights, c * w, dtype),
+                       .bias = put(ctx, bias, c, dtype)};
     void *out[4], *target, *scratch;
     for (int i = 0; i < 4; i++) out[i] = put(ctx, zero, sizes[i], dtype);
     OK(ctx, ht_memory_alloc(ctx, (void **)&device, sizeof step));
@@ -149,7 +171,8 @@ static double *loss(ht_context *ctx, const loss_sizes *s, ht_dtype dtype, int64_
         at += sizes[i];
         free(part);
     }
-    all[at] = step.out.loss / (double)r, all[at + 1] = step.out.correct, all[at + 2] = step.out.targets;
+    all[at] = step.out.loss / (double)r, all[at + 1] = step.out.correct,
+    all[at + 2] = step.out.targets;
     void *blocks[] = {(void *)a.x, (void *)a.w, (void *)a.bias, target, scratch, device};
     for (int i = 0; i < 6; i++) ht_memory_free(ctx, blocks[i]);
     free(x), free(weights), free(bias), free(zero), free(targets);
@@ -174,14 +197,21 @@ static void losses(void **state) {
 /* ---- dropout: the share that is dropped, the same mask every time and on every device ---- */
 
 static double *dropped(ht_context *ctx, int64_t rows, int64_t width, double p, uint32_t offset) {
-    double *x = calloc((size_t)(rows * width), sizeof *x), *table = calloc((size_t)width, sizeof *table);
+    double *x = calloc((size_t)(rows * width), sizeof *x),
+           *table = calloc((size_t)width, sizeof *table);
     for (int64_t i = 0; i < width; i++) table[i] = 1;
     int32_t *zero = calloc((size_t)rows, sizeof *zero);
     void *tokens;
     OK(ctx, ht_memory_alloc(ctx, &tokens, sizeof *zero * (size_t)rows));
     OK(ctx, ht_memory_copy_in(ctx, tokens, zero, sizeof *zero * (size_t)rows));
-    hti_embed_call e = {.dtype = HT_F32, .rows = rows, .width = width, .vocab = 1, .tokens = tokens, .positions = tokens,
-                        .table = put(ctx, table, width, HT_F32), .out = put(ctx, x, rows * width, HT_F32),
+    hti_embed_call e = {.dtype = HT_F32,
+                        .rows = rows,
+                        .width = width,
+                        .vocab = 1,
+                        .tokens = tokens,
+                        .positions = tokens,
+                        .table = put(ctx, table, width, HT_F32),
+                        .out = put(ctx, x, rows * width, HT_F32),
                         .drop = {.p = p, .seed = 77, .site = 3, .offset = offset}};
     OK(ctx, ctx->ops->embed_forward(ctx, &e));
     ht_memory_free(ctx, tokens);
@@ -203,7 +233,8 @@ static void masks(void **state) {
         both += b[i] == 0 && c[i] == 0;
     }
     assert_true(fabs(zeros / n - 0.3) < 4 * sqrt(0.3 * 0.7 / n));
-    assert_true(fabs(both / n - 0.09) < 4 * sqrt(0.09 * 0.91 / n)); /* another offset, another mask */
+    assert_true(fabs(both / n - 0.09) <
+                4 * sqrt(0.09 * 0.91 / n)); /* another offset, another mask */
     free(a), free(b), free(c);
     ht_context_destroy(ctx);
 }
@@ -246,18 +277,22 @@ static double *gradients(ht_context *ctx, const char *json, const char *dtype, i
 
 static void models(void **state) {
     static const char *const kinds[] = {
-        "{\"layers\":2,\"width\":64,\"heads\":4,\"hidden\":96,\"vocab\":50,\"classes\":10,\"length\":120,\"batch\":6,"
+        "{\"layers\":2,\"width\":64,\"heads\":4,\"hidden\":96,\"vocab\":50,\"classes\":10,"
+        "\"length\":120,\"batch\":6,"
         "\"head_hidden\":32,\"dropout\":0.1,\"relative_bias\":1}",
-        "{\"layers\":2,\"width\":48,\"heads\":3,\"vocab\":50,\"length\":150,\"batch\":4,\"task\":\"language\","
+        "{\"layers\":2,\"width\":48,\"heads\":3,\"vocab\":50,\"length\":150,\"batch\":4,\"task\":"
+        "\"language\","
         "\"rotary\":\"all\",\"embed_std\":0.5}",
-        "{\"layers\":1,\"width\":40,\"heads\":2,\"vocab\":50,\"length\":90,\"batch\":4,\"task\":\"pairs\","
+        "{\"layers\":1,\"width\":40,\"heads\":2,\"vocab\":50,\"length\":90,\"batch\":4,\"task\":"
+        "\"pairs\","
         "\"pool\":\"mean\",\"head_hidden\":24,\"attention\":\"full\"}",
     };
     ht_context *ctx = open_device(*state);
     if (!ctx) skip();
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         int64_t n;
-        double *want = gradients(ref, kinds[i], "f64", &n), *plain = gradients(ref, kinds[i], "f32", &n);
+        double *want = gradients(ref, kinds[i], "f64", &n),
+               *plain = gradients(ref, kinds[i], "f32", &n);
         compare("a gradient", want, plain, gradients(ctx, kinds[i], "f32", &n), n);
     }
     ht_context_destroy(ctx);
@@ -272,12 +307,16 @@ int main(void) {
         static const struct {
             const char *name;
             CMUnitTestFunction run;
-        } list[] = {{"products", products}, {"losses", losses}, {"masks", masks}, {"models", models}};
+        } list[] = {
+            {"products", products}, {"losses", losses}, {"masks", masks}, {"models", models}};
         ht_device_info info = HT_DEVICE_INFO_INIT;
-        if (ht_device_get(i, &info) != HT_OK || !info.available || strncmp(info.name, "cpu", 3) != 0) continue;
+        if (ht_device_get(i, &info) != HT_OK || !info.available ||
+            strncmp(info.name, "cpu", 3) != 0)
+            continue;
         for (int k = 0; k < 4; k++, n++) {
             snprintf(names[n], sizeof names[n], "%s %s", list[k].name, info.name);
-            tests[n] = (struct CMUnitTest){names[n], list[k].run, NULL, NULL, (void *)(uintptr_t)info.name};
+            tests[n] = (struct CMUnitTest){names[n], list[k].run, NULL, NULL,
+                                           (void *)(uintptr_t)info.name};
         }
     }
     return _cmocka_run_group_tests("ops", tests, (size_t)n, open_ref, close_ref);

@@ -1,5 +1,6 @@
 /*
- * Training: it learns, it repeats itself, it goes on where it stopped, it does not step into what is not finite.
+ * Training: it learns, it repeats itself, it goes on where it stopped, it does not step into what
+ * is not finite.
  */
 #include "training.h"
 
@@ -27,9 +28,13 @@ static int close_cpu(void **state) {
     return system(command);
 }
 
-#define TINY "\"layers\":1,\"width\":32,\"heads\":2,\"hidden\":48,\"vocab\":17,\"classes\":10,\"length\":40,\"block\":4," \
-    "\"batch\":8,\"head_hidden\":16,\"rate\":0.003,\"warmup\":5,\"schedule\":\"constant\",\"clip\":1," \
-    "\"format\":\"listops\",\"listops_min\":4,\"listops_max\":40,\"listops_depth\":3,\"listops_arguments\":4," \
+#define TINY                                                                                      \
+    "\"layers\":1,\"width\":32,\"heads\":2,\"hidden\":48,\"vocab\":17,\"classes\":10,\"length\":" \
+    "40,\"block\":4,"                                                                             \
+    "\"batch\":8,\"head_hidden\":16,\"rate\":0.003,\"warmup\":5,\"schedule\":\"constant\","       \
+    "\"clip\":1,"                                                                                 \
+    "\"format\":\"listops\",\"listops_min\":4,\"listops_max\":40,\"listops_depth\":3,\"listops_"  \
+    "arguments\":4,"                                                                              \
     "\"train_items\":200,\"valid_items\":50,\"eval_every\":10,\"steps\":24,\"keep\":2,"
 
 typedef struct bench {
@@ -144,7 +149,8 @@ static void schedules(void **state) {
             ht_report r = HT_REPORT_INIT;
             OK(cpu, ht_trainer_step(b.trainer, &batch.batch, 1, &r));
             if (step > 2 && step < 6) continue;
-            if (fabs(r.rate - cases[i].want[k]) > 1e-12) print_error("%s: %g\n", cases[i].json, r.rate);
+            if (fabs(r.rate - cases[i].want[k]) > 1e-12)
+                print_error("%s: %g\n", cases[i].json, r.rate);
             assert_true(fabs(r.rate - cases[i].want[k++]) < 1e-12);
         }
         drop(&b);
@@ -155,7 +161,9 @@ static void schedules(void **state) {
 
 static void adamw(void **state) {
     (void)state;
-    const char *json = "{" TINY "\"warmup\":0,\"weight_decay\":0.1,\"decay\":\"all\",\"clip\":0.5,\"dtype\":\"f64\"}";
+    const char *json =
+        "{" TINY
+        "\"warmup\":0,\"weight_decay\":0.1,\"decay\":\"all\",\"clip\":0.5,\"dtype\":\"f64\"}";
     bench b = make(json);
     static random_batch batch;
     training_batch(&batch, &b.config, 2);
@@ -173,9 +181,11 @@ static void adamw(void **state) {
     OK(cpu, ht_trainer_step(b.trainer, &batch.batch, 1, NULL));
     double *after = weights(b.model);
     for (int64_t i = 0; i < n; i++) {
-        double g = grad[i] * 0.5 / sqrt(square), rate = b.config.rate; /* first step: m/c1 = g, v/c2 = g^2 */
+        double g = grad[i] * 0.5 / sqrt(square),
+               rate = b.config.rate; /* first step: m/c1 = g, v/c2 = g^2 */
         double want = before[i] - rate * (g / (fabs(g) + b.config.adam_epsilon) + 0.1 * before[i]);
-        if (!(fabs(after[i] - want) < 1e-9)) print_error("%lld: %g, want %g\n", (long long)i, after[i], want);
+        if (!(fabs(after[i] - want) < 1e-9))
+            print_error("%lld: %g, want %g\n", (long long)i, after[i], want);
         assert_true(fabs(after[i] - want) < 1e-9);
     }
     free(before), free(grad), free(after);
@@ -254,7 +264,8 @@ static void repeats(void **state) {
     same_weights(&a, &b);
     drop(&a);
     drop(&b);
-    bench c = make("{" TINY "\"dropout\":0.1,\"attention_dropout\":0.1,\"accumulate\":2,\"seed\":2}");
+    bench c =
+        make("{" TINY "\"dropout\":0.1,\"attention_dropout\":0.1,\"accumulate\":2,\"seed\":2}");
     bench d = make(WITH_DROPOUT);
     double *x = weights(c.model), *y = weights(d.model);
     assert_memory_not_equal(x, y, sizeof *x * (size_t)ht_model_parameters(c.model));
@@ -297,15 +308,25 @@ static void keeps(void **state) {
 }
 
 int main(void) {
-#define OVERFIT "\"layers\":2,\"width\":32,\"heads\":2,\"hidden\":64,\"vocab\":11,\"classes\":4,\"length\":24,\"block\":4," \
+#define OVERFIT                                                                                  \
+    "\"layers\":2,\"width\":32,\"heads\":2,\"hidden\":64,\"vocab\":11,\"classes\":4,\"length\":" \
+    "24,\"block\":4,"                                                                            \
     "\"batch\":6,\"head_hidden\":16,\"rate\":0.003,\"schedule\":\"constant\",\"warmup\":10"
-    static char classify[] = "{" OVERFIT "}", pairs[] = "{" OVERFIT ",\"task\":\"pairs\",\"pool\":\"mean\"}";
-    static char language[] = "{" OVERFIT ",\"task\":\"language\",\"embed_std\":0.5,\"learned\":1,\"rate\":0.01}";
+    static char classify[] = "{" OVERFIT "}",
+                pairs[] = "{" OVERFIT ",\"task\":\"pairs\",\"pool\":\"mean\"}";
+    static char language[] =
+        "{" OVERFIT ",\"task\":\"language\",\"embed_std\":0.5,\"learned\":1,\"rate\":0.01}";
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_prestate(overfits, classify), cmocka_unit_test_prestate(overfits, pairs),
-        cmocka_unit_test_prestate(overfits, language), cmocka_unit_test(accumulates),
-        cmocka_unit_test(schedules), cmocka_unit_test(adamw), cmocka_unit_test(not_finite),
-        cmocka_unit_test(repeats), cmocka_unit_test(resumes), cmocka_unit_test(keeps),
+        cmocka_unit_test_prestate(overfits, classify),
+        cmocka_unit_test_prestate(overfits, pairs),
+        cmocka_unit_test_prestate(overfits, language),
+        cmocka_unit_test(accumulates),
+        cmocka_unit_test(schedules),
+        cmocka_unit_test(adamw),
+        cmocka_unit_test(not_finite),
+        cmocka_unit_test(repeats),
+        cmocka_unit_test(resumes),
+        cmocka_unit_test(keeps),
     };
     return cmocka_run_group_tests_name("train", tests, open_cpu, close_cpu);
 }

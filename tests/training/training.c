@@ -8,11 +8,13 @@
 
 void training_ok(ht_context *ctx, ht_status status, const char *what, const char *file, int line) {
     if (status == HT_OK) return;
-    print_error("%s:%d: %s gave %s: %s\n", file, line, what, ht_status_name(status), ht_context_error(ctx));
+    print_error("%s:%d: %s gave %s: %s\n", file, line, what, ht_status_name(status),
+                ht_context_error(ctx));
     fail();
 }
 
-void training_refused(ht_context *ctx, ht_status got, ht_status want, const char *words, const char *what) {
+void training_refused(ht_context *ctx, ht_status got, ht_status want, const char *words,
+                      const char *what) {
     const char *said = ht_context_error(ctx);
     if (got == want && strstr(said, words)) return;
     print_error("%s gave %s (\"%s\"), should be %s with \"%s\"\n", what, ht_status_name(got), said,
@@ -41,9 +43,11 @@ void training_batch(random_batch *out, const ht_config *c, uint32_t seed) {
         int64_t length = 1 + (int64_t)(training_random(&state) * (double)c->length);
         for (int64_t k = 0; k < length; k++, at++) {
             int zero = training_random(&state) < 0.1; /* some tokens are masked out */
-            out->tokens[at] = zero ? 0 : 1 + (int32_t)(training_random(&state) * (double)(c->vocab - 1));
+            out->tokens[at] =
+                zero ? 0 : 1 + (int32_t)(training_random(&state) * (double)(c->vocab - 1));
             if (language)
-                out->targets[at] = zero ? -1 : (int32_t)(training_random(&state) * (double)c->vocab);
+                out->targets[at] =
+                    zero ? -1 : (int32_t)(training_random(&state) * (double)c->vocab);
         }
         out->cu_seqlens[i + 1] = (int32_t)at;
     }

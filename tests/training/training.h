@@ -4,13 +4,14 @@
 #ifndef TRAINING_H
 #define TRAINING_H
 
+#include <htransformer.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 
-#include <htransformer.h>
+/* after them: it uses their types */
+#include <cmocka.h>
 
 /* Fails the test with the context's sentence unless the status is HT_OK. */
 #define OK(ctx, call) training_ok((ctx), (call), #call, __FILE__, __LINE__)
@@ -18,7 +19,8 @@ void training_ok(ht_context *ctx, ht_status status, const char *what, const char
 
 /* Fails unless the call gives this status and a sentence that holds `words`. */
 #define REFUSED(ctx, call, status, words) training_refused((ctx), (call), (status), (words), #call)
-void training_refused(ht_context *ctx, ht_status got, ht_status want, const char *words, const char *what);
+void training_refused(ht_context *ctx, ht_status got, ht_status want, const char *words,
+                      const char *what);
 
 /* Defaults, then the keys of a JSON object. */
 ht_config training_config(ht_context *ctx, const char *json);
