@@ -83,10 +83,10 @@ static const struct {
     {"small", "a classifier of texts (tsv) that trains on a CPU",
      "{" SMALL "\"format\":\"tsv\",\"length\":1024,\"dropout\":0.1,\"steps\":1000,\"clip\":1}"},
     {"small-listops", "ListOps with short expressions, minutes on a CPU",
-     "{" SMALL "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"length\":64,\"block\":8,"
-     "\"listops_min\":8,"
-     "\"listops_max\":64,\"listops_depth\":4,\"listops_arguments\":5,\"train_items\":50000,"
-     "\"valid_items\":1000,\"batch\":32,\"steps\":1500,\"warmup\":100,\"rate\":0.001,\"clip\":1}"},
+     "{" SMALL "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"length\":96,\"block\":8,"
+     "\"listops_min\":15,\"listops_max\":97,\"listops_depth\":5,\"listops_arguments\":5,"
+     "\"train_items\":50000,\"valid_items\":1000,\"batch\":32,\"steps\":700,\"warmup\":100,"
+     "\"rate\":0.002,\"clip\":1}"},
     {"small-text", "a language model of bytes that trains on a CPU",
      "{\"task\":\"language\",\"format\":\"text\",\"layers\":4,\"width\":128,\"heads\":4,\"hidden\":"
      "512,"
