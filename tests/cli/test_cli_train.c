@@ -1,0 +1,231 @@
+/*
+ * train, eval and predict as a user runs them: from files, from stdin, stopped by a signal, resumed,
+ * and with everything wrong that can be.
+ */
+#include "program.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SMALL                                                                            \
+    "--layers 1 --width 16 --heads 2 --hidden 16 --head_hidden 8 --length 24 --batch 4 " \
+    "--threads 1 "
+#define LISTOPS SMALL "--train_items 300 --valid_items 60 --listops_min 4 --listops_max 24 "
+
+/* Six words of two kinds, many times: learnt in no time. */
+static void write_mail(const char *name) {
+    static const char *const words[] = {"0\tgood",  "1\tbad",  "0\tfine",
+                                        "1\tawful", "0\tnice", "1\tugly"};
+    char text[8192] = "";
+    for (int i = 0; i < 120; i++) {
+        strcat(text, words[i % 6]);
+        strcat(text, "\n");
+    }
+    program_write(name, text, strlen(text));
+}
+
+static char *slurp(const char *name) {
+    FILE *f = fopen(program_path(name), "rb");
+    assert_non_null(f);
+    char *text = calloc(1, 1 << 20);
+    size_t n = fread(text, 1, (1 << 20) - 1, f);
+    assert_true(n > 0);
+    fclose(f);
+    return text;
+}
+
+static int there(const char *name) { return access(program_path(name), R_OK) == 0; }
+
+/* Number `key` of the JSON object that the program printed. */
+static double printed(const program_result *r, const char *key) {
+    cJSON *root = cJSON_Parse(r->out);
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
+    if (!cJSON_IsNumber(item)) fail_msg("no number '%s' in %s%s", key, r->out, r->err);
+    double x = item->valuedouble;
+    cJSON_Delete(root);
+    return x;
+}
+
+static void test_labelled_lines(void **state) {
+    (void)state;
+    write_mail("mail.tsv");
+    const program_result *r =
+        program_run("train --run mail --data mail.tsv " SMALL
+                    "--steps 60 --rate 0.01 --warmup 0 --dropout 0 --eval_every 30");
+    assert_int_equal(r->code, 0);
+    assert_non_null(strstr(r->out, "step 60/60 | loss"));
+    assert_non_null(strstr(r->out, "tok/s"));
+    assert_null(strchr(r->out, '\r')); /* no bar where there is no terminal */
+    assert_true(there("mail/config.json") && there("mail/log.jsonl") &&
+                there("mail/best.safetensors"));
+    r = program_run("eval mail --data mail.tsv --json");
+    assert_int_equal(r->code, 0);
+    assert_true(printed(r, "accuracy") == 1);
+    assert_true(printed(r, "accuracy_error") == 0);
+    assert_true(printed(r, "targets") == 120);
+    r = program_run("predict mail --text awful");
+    assert_int_equal(r->code, 0);
+    assert_true(strncmp(r->out, "1\t", 2) == 0);
+    program_write("lines.txt", "nice\nugly\n", 10);
+    r = program_run("predict mail --data lines.txt --json");
+    assert_non_null(strstr(r->out, "\"line\": 1, \"label\": 0"));
+    assert_non_null(strstr(r->out, "\"line\": 2, \"label\": 1"));
+}
+
+/* Every line of the log is JSON with the promised keys. */
+static void test_log(void **state) {
+    (void)state;
+    assert_int_equal(
+        program_run("train --run log " LISTOPS "--steps 4 --eval_every 2 --quiet")->code, 0);
+    char *text = slurp("log/log.jsonl");
+    int steps = 0, evaluations = 0;
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        static const char *const keys[] = {"step",          "loss", "rate",
+                                           "gradient_norm", "ms",   "tokens_per_s"};
+        cJSON *root = cJSON_Parse(line);
+        assert_non_null(root);
+        int evaluation = cJSON_HasObjectItem(root, "valid_loss");
+        for (int i = 0; i < 6 && !evaluation; i++) assert_true(cJSON_HasObjectItem(root, keys[i]));
+        evaluations += evaluation;
+        steps += !evaluation;
+        cJSON_Delete(root);
+    }
+    assert_int_equal(steps, 4);
+    assert_int_equal(evaluations, 2);
+    free(text);
+}
+
+static void test_language(void **state) {
+    (void)state;
+    char text[4096] = "";
+    while (strlen(text) < 4000) strcat(text, "the cat sat. ");
+    program_write("prose.txt", text, strlen(text));
+    const program_result *r =
+        program_run("train --run prose --preset small-text --data prose.txt " SMALL
+                    "--steps 80 --rate 0.01 --warmup 0 --eval_every 0");
+    assert_int_equal(r->code, 0);
+    assert_non_null(strstr(r->out, "bits/byte"));
+    r = program_run("eval prose --data prose.txt --json");
+    double bits = printed(r, "bits_per_byte");
+    assert_true(bits > 0 && bits < 2);
+    assert_true(printed(r, "bits_per_byte_error") >= 0);
+    assert_int_equal(program_run("predict prose --text 'the cat sat'")->code, 0);
+}
+
+/* The log's lines of steps, each up to the times, which differ from run to run. */
+static char *step_lines(const char *name) {
+    char *text = slurp(name), *out = calloc(1, 1 << 20);
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        if (strstr(line, "valid_")) continue;
+        char *times = strstr(line, ",\"ms\"");
+        assert_non_null(times);
+        *times = '\0';
+        strcat(strcat(out, line), "\n");
+    }
+    free(text);
+    return out;
+}
+
+static void same_losses(const char *a, const char *b) {
+    char *x = step_lines(a), *y = step_lines(b);
+    assert_string_equal(x, y);
+    free(x);
+    free(y);
+}
+
+static void test_resume(void **state) {
+    (void)state;
+#define RUN LISTOPS "--eval_every 4 --dropout 0.1 --schedule constant"
+    assert_int_equal(program_run("train --run whole --steps 12 " RUN)->code, 0);
+    assert_int_equal(program_run("train --run parts --steps 5 --save_every 5 " RUN)->code, 0);
+    assert_int_equal(program_run("train --run parts --resume --steps 12 --threads 1")->code, 0);
+    same_losses("whole/log.jsonl", "parts/log.jsonl");
+    program_expect(1, "parts already holds a run: --resume goes on", "train --run parts " RUN);
+    program_expect(1, "nothing holds no run to go on with", "train --run nothing --resume");
+}
+
+/* Sent while it trains, a signal ends it with a checkpoint; the run goes on from there. */
+static void test_signals(void **state) {
+    static const int numbers[] = {SIGINT, SIGTERM};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        char run[32], log[64];
+        snprintf(run, sizeof run, "signal%d", i);
+        snprintf(log, sizeof log, "%s/log.jsonl", run);
+        pid_t child = fork();
+        if (child == 0) {
+            if (chdir(program_path(".")) != 0 || !freopen("/dev/null", "w", stdout)) _exit(99);
+            execl(HTRANSFORMER, HTRANSFORMER, "train", "--run", run, "--preset", "small-listops",
+                  "--steps", "1000000", "--train_items", "300", "--valid_items", "20",
+                  "--eval_every", "0", "--threads", "1", (char *)NULL);
+            _exit(98);
+        }
+        struct timespec tick = {0, 50000000};
+        for (int wait = 0; wait < 600 && !there(log); wait++) nanosleep(&tick, NULL);
+        for (int wait = 0; wait < 4; wait++) nanosleep(&tick, NULL);
+        kill(child, numbers[i]);
+        int how;
+        waitpid(child, &how, 0);
+        assert_true(WIFEXITED(how) && WEXITSTATUS(how) == 0);
+        char prefix[64];
+        snprintf(prefix, sizeof prefix, "eval %s --last --json", run);
+        const program_result *r =
+            program_run("%s", prefix); /* there is a checkpoint, and it is whole */
+        assert_int_equal(r->code, 0);
+    }
+}
+
+static void test_faults(void **state) {
+    (void)state;
+    write_mail("mail.tsv");
+    program_write("empty.tsv", "", 0);
+    program_write("tabless.tsv", "0\tx\nno tab\n", 12);
+    program_write("range.tsv", "5\tx\n", 4);
+    program_write("nothing.tsv", "1\t\n", 3);
+    program_write("bad.json", "{\"layers\": ", 11);
+    program_write("key.json", "{\"colour\": 3}", 13);
+    static const struct {
+        int code;
+        const char *says, *words;
+    } faults[] = {
+        {2, "--run FOLDER is missing", "train"},
+        {1, "missing.tsv could not be opened", "train --run f --data missing.tsv"},
+        {1, "empty.tsv is empty", "train --run f --data empty.tsv"},
+        {1, "tabless.tsv:2: there is no tab", "train --run f --data tabless.tsv"},
+        {1, "range.tsv:1: label 5 is out of range: classes is 2", "train --run f --data range.tsv"},
+        {1, "nothing.tsv:1: the text is empty", "train --run f --data nothing.tsv"},
+        {1, "bad.json: the configuration is not JSON", "train --run f --config bad.json"},
+        {1, "key.json: there is no key 'colour'", "train --run f --config key.json"},
+        {1, "none.json could not be opened", "train --run f --config none.json"},
+        {1, "--layers: layers must be 1 to 1000, got 0", "train --run f --layers 0"},
+        {1, "--layers: layers must be a number", "train --run f --layers many"},
+        {1, "attention must be one of hierarchical, full, local",
+         "train --run f --attention sparse"},
+        {1, "there is no preset 'huge'", "train --run f --preset huge"},
+        {1, "heads must divide inner", "train --run f --heads 7"},
+        {2, "did you mean --layers?", "train --run f --layer 3"},
+        {1, "--data is missing", "train --run f --preset text"},
+        {1, "stdin can be read only once", "train --run f --data -"},
+        {1, "/nowhere/f could not be made", "train --run /nowhere/f"},
+        {2, "RUN is missing", "eval"},
+        {1, "norun could not be opened", "eval norun"},
+        {1, "mail.tsv is not a safetensors file", "eval mail.tsv"},
+        {1, "norun could not be opened", "predict norun --text x"},
+    };
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        program_expect(faults[i].code, faults[i].says, faults[i].words);
+    assert_false(there("f/config.json")); /* none of them left something that looks like a run */
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_labelled_lines), cmocka_unit_test(test_log),
+        cmocka_unit_test(test_language),       cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_signals),        cmocka_unit_test(test_faults),
+    };
+    return cmocka_run_group_tests(tests, program_setup, program_teardown);
+}
