@@ -5,6 +5,7 @@
 #include "json.h"
 #include "progress.h"
 #include "run.h"
+#include "save.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -201,6 +202,21 @@ static bool write_folder(ht_context *ctx, const ht_config *config, const places 
 
 /* ---- data ---- */
 
+/* stdin is needed more than once (both parts, --resume): it is kept in the run folder. */
+static bool keep_stdin(char *data, const char *run, cli_error *error) {
+    static char chunk[1 << 16];
+    char path[4096];
+    save_file save = {0};
+    bool good = run_path(path, run, "stdin.data", error) && save_open(&save, path, error);
+    for (size_t n; good && (n = fread(chunk, 1, sizeof chunk, stdin)) > 0;)
+        good = save_write(&save, chunk, n, error);
+    if (good && ferror(stdin)) good = cli_fail(error, "stdin could not be read");
+    good = good && save_finish(&save, error) && save_commit(&save, error);
+    save_discard(&save);
+    if (good) memcpy(data, path, sizeof path);
+    return good;
+}
+
 static bool open_part(ht_data **out, ht_context *ctx, const ht_config *config, const places *p,
                       ht_part part, cli_error *error) {
     ht_data_desc desc = HT_DATA_DESC_INIT;
@@ -233,9 +249,7 @@ static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
     if (!p->where.data[0] && p->config.format != HT_FORMAT_LISTOPS)
         return cli_fail(error, "--data is missing: the settings ask for format %s",
                         ht_config_choice("format", (int)p->config.format));
-    if (strcmp(p->where.data, "-") == 0 && !p->where.valid[0] && p->where.holdout > 0)
-        return cli_fail(
-            error, "stdin can be read only once: give --valid FILE or --holdout 0 with --data -");
+    if (strcmp(p->where.data, "-") == 0 && !keep_stdin(p->where.data, v->run, error)) return false;
     if (!open_part(&p->train, p->ctx, &p->config, &p->where, HT_PART_TRAIN, error) ||
         !open_part(&p->valid, p->ctx, &p->config, &p->where, HT_PART_VALID, error))
         return false;
