@@ -20,7 +20,7 @@ void hti_kept_layout(hti_kept *k, hti_arena *a, const hti_layers *s, int64_t row
     k->heads = hti_take(a, rows * c->inner, e);
     k->x1 = hti_take(a, rows * c->width, e);
     k->act = hti_take(a, rows * c->hidden, e);
-    k->pre = k->saved = NULL;
+    k->pre = k->saved = k->first_x = k->first_heads = NULL;
     if (!backward) return;
     k->pre = hti_take(a, rows * c->hidden, e);
     k->saved = hti_take(a, (int64_t)s->plan->need.saved, 1);
@@ -108,22 +108,56 @@ static const ht_attention *plan_of(const hti_layers *s, const hti_rows *r) {
     return r->train ? s->plan : s->plan_eval;
 }
 
+/* What comes after the attention: all rows, or the first row of each sequence. */
+typedef struct tail {
+    hti_rows rows;
+    hti_kept kept;
+    hti_work work;
+} tail;
+
+static tail tail_of(const hti_rows *r, const hti_kept *k, const hti_work *work) {
+    tail t = {*r, *k, *work};
+    if (!k->first_x) return t;
+    t.rows.rows = r->sequences;
+    t.kept.x = k->first_x;
+    t.kept.heads = k->first_heads;
+    t.work.ds = work->first_ds;
+    t.work.dy = work->first_dy;
+    t.work.dheads = work->first_dheads;
+    return t;
+}
+
+/* all [rows, width] to first [sequences, width], or back: then the other rows become zero */
+static ht_status first_rows(const hti_layers *s, const hti_rows *r, void *first, void *all,
+                            int64_t width, int back) {
+    hti_pool_call a = {.dtype = s->dtype,
+                       .kind = HTI_POOL_FIRST,
+                       .sequences = r->sequences,
+                       .rows = r->rows,
+                       .width = width,
+                       .start = r->start,
+                       .count = r->count,
+                       .x = all,
+                       .out = first,
+                       .dout = first,
+                       .dx = all};
+    return back ? s->ctx->ops->pool_backward(s->ctx, &a) : s->ctx->ops->pool_forward(s->ctx, &a);
+}
+
 /* ---- forward ---- */
 
 static ht_status attention_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
                                    const hti_rows *r, const hti_kept *k, const hti_work *work) {
     const ht_config *c = s->c;
-    const hti_ops *ops = s->ctx->ops;
     hti_linear_call qkv = linear(s, r->rows, c->width, qkv_width(c), k->h1, w->qkv, w->qkv_bias);
-    hti_linear_call merge =
-        linear(s, r->rows, c->inner, c->width, k->heads, w->merge, w->merge_bias);
     qkv.y = k->qkv;
-    merge.y = work->branch;
-    TRY(ops->linear_forward(s->ctx, &qkv));
+    TRY(s->ctx->ops->linear_forward(s->ctx, &qkv));
     TRY(rotate(s, r, k->qkv, 1));
     ht_attention_args args = attention_args(s, index, w, r, k, work);
     TRY(hti_attention_forward(plan_of(s, r), &args, r->offset_device));
-    return ops->linear_forward(s->ctx, &merge);
+    if (!k->first_x) return HT_OK;
+    TRY(first_rows(s, r, k->first_heads, k->heads, c->inner, 0));
+    return first_rows(s, r, k->first_x, k->x, c->width, 0);
 }
 
 static ht_status mlp_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
@@ -138,6 +172,30 @@ static ht_status mlp_forward(const hti_layers *s, int64_t index, const hti_layer
     down.y = work->branch;
     TRY(s->ctx->ops->linear_forward(s->ctx, &up));
     return s->ctx->ops->linear_forward(s->ctx, &down);
+}
+
+static ht_status tail_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
+                              const tail *t) {
+    const ht_config *c = s->c;
+    const hti_kept *k = &t->kept;
+    hti_linear_call merge =
+        linear(s, t->rows.rows, c->inner, c->width, k->heads, w->merge, w->merge_bias);
+    hti_norm_call norm2 = {.dtype = s->dtype,
+                           .rows = t->rows.rows,
+                           .width = c->width,
+                           .epsilon = c->norm_epsilon,
+                           .x = k->x,
+                           .y = t->work.branch,
+                           .s = k->x1,
+                           .out = k->h2,
+                           .stats = k->stats2,
+                           .scale = w->norm2_scale,
+                           .shift = w->norm2_shift,
+                           .drop = hti_site(&t->rows, c->dropout, index, HTI_SITE_HEADS)};
+    merge.y = t->work.branch;
+    TRY(s->ctx->ops->linear_forward(s->ctx, &merge));
+    TRY(s->ctx->ops->norm_forward(s->ctx, &norm2));
+    return mlp_forward(s, index, w, &t->rows, k, &t->work);
 }
 
 ht_status hti_layer_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
@@ -156,22 +214,10 @@ ht_status hti_layer_forward(const hti_layers *s, int64_t index, const hti_layer_
                            .scale = w->norm1_scale,
                            .shift = w->norm1_shift,
                            .drop = hti_site(r, c->dropout, index - 1, HTI_SITE_BRANCH)};
-    hti_norm_call norm2 = {.dtype = s->dtype,
-                           .rows = r->rows,
-                           .width = c->width,
-                           .epsilon = c->norm_epsilon,
-                           .x = k->x,
-                           .y = work->branch,
-                           .s = k->x1,
-                           .out = k->h2,
-                           .stats = k->stats2,
-                           .scale = w->norm2_scale,
-                           .shift = w->norm2_shift,
-                           .drop = hti_site(r, c->dropout, index, HTI_SITE_HEADS)};
+    tail t = tail_of(r, k, work);
     TRY(s->ctx->ops->norm_forward(s->ctx, &norm1));
     TRY(attention_forward(s, index, w, r, k, work));
-    TRY(s->ctx->ops->norm_forward(s->ctx, &norm2));
-    return mlp_forward(s, index, w, r, k, work);
+    return tail_forward(s, index, w, &t);
 }
 
 /* ---- backward ---- */
@@ -216,24 +262,20 @@ static ht_status attention_backward(const hti_layers *s, int64_t index, const ht
                                     const hti_layer_weights *g, const hti_rows *r,
                                     const hti_kept *k, const hti_work *work) {
     const ht_config *c = s->c;
-    const hti_ops *ops = s->ctx->ops;
     hti_linear_call qkv = linear(s, r->rows, c->width, qkv_width(c), k->h1, w->qkv, w->qkv_bias);
-    hti_linear_call merge =
-        linear(s, r->rows, c->inner, c->width, k->heads, w->merge, w->merge_bias);
-    merge.dy = work->dy;
-    merge.dx = work->dheads;
-    merge.dw = g->merge;
-    merge.dbias = g->merge_bias;
     qkv.dy = work->dwide;
     qkv.dx = work->dh;
     qkv.dw = g->qkv;
     qkv.dbias = g->qkv_bias;
-    TRY(ops->linear_backward(s->ctx, &merge));
+    if (k->first_x) {
+        TRY(first_rows(s, r, work->first_dheads, work->dheads, c->inner, 1));
+        TRY(first_rows(s, r, work->first_ds, work->ds, c->width, 1));
+    }
     ht_attention_args args = attention_args(s, index, w, r, k, work);
     ht_attention_grads grads = attention_grads(&args, g, k, work);
     TRY(hti_attention_backward(plan_of(s, r), &args, &grads, r->offset_device));
     TRY(rotate(s, r, work->dwide, -1));
-    return ops->linear_backward(s->ctx, &qkv);
+    return s->ctx->ops->linear_backward(s->ctx, &qkv);
 }
 
 /* The norm that had s as its input: ds takes in what comes through it, dy is what the branch before
@@ -255,23 +297,36 @@ static hti_norm_call norm_back(const hti_layers *s, const hti_rows *r, const voi
     return a;
 }
 
-ht_status hti_layer_backward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
-                             const hti_layer_weights *g, const hti_rows *r, const hti_kept *k,
-                             const hti_work *work, int pending) {
-    double p = s->c->dropout;
-    hti_norm_call norm2 =
-        norm_back(s, r, k->x1, k->stats2, work, hti_site(r, p, index, HTI_SITE_HEADS));
-    hti_norm_call norm1 =
-        norm_back(s, r, k->x, k->stats1, work, hti_site(r, p, index - 1, HTI_SITE_BRANCH));
+static ht_status tail_backward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
+                               const hti_layer_weights *g, const tail *t) {
+    const ht_config *c = s->c;
+    hti_linear_call merge =
+        linear(s, t->rows.rows, c->inner, c->width, t->kept.heads, w->merge, w->merge_bias);
+    hti_norm_call norm2 = norm_back(s, &t->rows, t->kept.x1, t->kept.stats2, &t->work,
+                                    hti_site(&t->rows, c->dropout, index, HTI_SITE_HEADS));
     norm2.scale = w->norm2_scale;
     norm2.dscale = g->norm2_scale;
     norm2.dshift = g->norm2_shift;
+    merge.dy = t->work.dy;
+    merge.dx = t->work.dheads;
+    merge.dw = g->merge;
+    merge.dbias = g->merge_bias;
+    TRY(mlp_backward(s, index, w, g, &t->rows, &t->kept, &t->work));
+    TRY(s->ctx->ops->norm_backward(s->ctx, &norm2));
+    return s->ctx->ops->linear_backward(s->ctx, &merge);
+}
+
+ht_status hti_layer_backward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
+                             const hti_layer_weights *g, const hti_rows *r, const hti_kept *k,
+                             const hti_work *work, int pending) {
+    hti_norm_call norm1 = norm_back(s, r, k->x, k->stats1, work,
+                                    hti_site(r, s->c->dropout, index - 1, HTI_SITE_BRANCH));
+    tail t = tail_of(r, k, work);
     norm1.scale = w->norm1_scale;
     norm1.dscale = g->norm1_scale;
     norm1.dshift = g->norm1_shift;
     if (!pending) norm1.dy = NULL;
-    TRY(mlp_backward(s, index, w, g, r, k, work));
-    TRY(s->ctx->ops->norm_backward(s->ctx, &norm2));
+    TRY(tail_backward(s, index, w, g, &t));
     TRY(attention_backward(s, index, w, g, r, k, work));
     return s->ctx->ops->norm_backward(s->ctx, &norm1);
 }

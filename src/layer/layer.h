@@ -43,10 +43,11 @@ typedef struct hti_layer_weights {
 /* The rows of a batch. */
 typedef struct hti_rows {
     int64_t rows, sequences, length;
-    const int32_t *cu_seqlens; /* host; NULL: every sequence has `length` rows */
-    const int32_t *positions;  /* device [rows] */
-    const uint8_t *mask;       /* device [rows], or NULL */
-    uint64_t seed;             /* dropout */
+    const int32_t *cu_seqlens;    /* host; NULL: every sequence has `length` rows */
+    const int32_t *positions;     /* device [rows] */
+    const uint8_t *mask;          /* device [rows], or NULL */
+    const int32_t *start, *count; /* device [sequences]: first row and rows of each */
+    uint64_t seed;                /* dropout */
     uint32_t offset;
     const uint32_t *offset_device;
     int train; /* dropout on */
@@ -71,6 +72,8 @@ typedef struct hti_kept {
     void *saved;           /* the attention's own */
     void *x1;              /* [rows, width] */
     void *pre, *act;       /* [rows, hidden] */
+    /* only in a last layer of which nothing but each sequence's first row is used: */
+    void *first_x, *first_heads; /* [sequences, width], [sequences, inner] */
 } hti_kept;
 void hti_kept_layout(hti_kept *kept, hti_arena *arena, const hti_layers *s, int64_t rows,
                      int backward);
@@ -79,15 +82,19 @@ void hti_kept_layout(hti_kept *kept, hti_arena *arena, const hti_layers *s, int6
 typedef struct hti_work {
     void *branch;    /* [rows, width] what is to be added to the stream */
     void *attention; /* the attention's scratch */
-    void *ds,
-        *dy; /* [rows, width] gradients of the stream and of the branch; dy is ds without dropout */
-    void *dh;     /* [rows, width] */
-    void *dwide;  /* [rows, hidden or inner + 2 kv, the larger] */
-    void *dheads; /* [rows, inner] */
-    void *norm;   /* the norm's scratch */
+    void *ds, *dy;   /* [rows, width] of stream and branch; dy is ds without dropout */
+    void *dh;        /* [rows, width] */
+    void *dwide;     /* [rows, hidden or inner + 2 kv, the larger] */
+    void *dheads;    /* [rows, inner] */
+    void *norm;      /* the norm's scratch */
+    void *first_ds, *first_dy, *first_dheads; /* of the first rows, see hti_kept */
 } hti_work;
 void hti_work_layout(hti_work *work, hti_arena *arena, const hti_layers *s, int64_t rows,
                      int backward);
+
+/* Where kept->first_x is there, everything after the attention is computed for the first row of each
+ * sequence alone: x1 and the branch then have one row per sequence, and so have ds and dy (first_ds
+ * and first_dy) that backward starts from. */
 
 /* x: the stream before this layer, branch (in work) to be added to it if `pending`. Leaves x1 in
  * kept and a new branch in work. */

@@ -92,7 +92,7 @@ static hti_norm_call final_norm(const hti_net *n) {
     const ht_model *m = n->model;
     const hti_model_at *at = &m->params.model;
     hti_norm_call a = {.dtype = m->dtype,
-                       .rows = n->rows.rows,
+                       .rows = n->first ? n->rows.sequences : n->rows.rows,
                        .width = n->c->width,
                        .epsilon = n->c->norm_epsilon,
                        .x = n->kept[n->c->layers - 1].x1,
@@ -119,7 +119,7 @@ ht_status hti_net_forward(hti_net *n, int train) {
     TRY(ops->norm_forward(n->ctx, &norm));
     if (n->c->task == HT_TASK_LANGUAGE) return HT_OK;
     hti_pool_call pool = pool_call(n);
-    TRY(ops->pool_forward(n->ctx, &pool));
+    if (!n->first) TRY(ops->pool_forward(n->ctx, &pool));
     for (int i = 0; i < head_layers(n->c); i++) {
         hti_linear_call head = head_call(n, i, NULL);
         TRY(ops->linear_forward(n->ctx, &head));
@@ -178,6 +178,7 @@ static ht_status head_backward(hti_net *n, void *grads) {
         hti_linear_call head = head_call(n, i, grads);
         TRY(ops->linear_backward(n->ctx, &head));
     }
+    if (n->first) return HT_OK;
     hti_pool_call pool = pool_call(n);
     return ops->pool_backward(n->ctx, &pool);
 }
@@ -188,8 +189,9 @@ static ht_status final_norm_backward(hti_net *n, void *grads) {
     norm.x = n->last;
     norm.y = NULL;
     norm.dout = n->dnormed;
-    norm.ds = n->work.ds;
-    norm.dy = n->work.dy == n->work.ds ? NULL : n->work.dy;
+    norm.ds = n->first ? n->work.first_ds : n->work.ds;
+    norm.dy = n->first ? n->work.first_dy : n->work.dy;
+    if (norm.dy == norm.ds) norm.dy = NULL;
     norm.dscale = hti_wide(grads, m->dtype, m->params.model.norm_scale);
     norm.dshift = hti_wide(grads, m->dtype, m->params.model.norm_shift);
     norm.scratch = n->work.norm;

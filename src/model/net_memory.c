@@ -27,12 +27,17 @@ static void kept_layout(hti_net *n, hti_arena *a) {
         else
             n->kept[l].x = n->backward || l == 1 ? hti_take(a, rows * width, e) : n->kept[1].x;
     }
+    if (n->first) {
+        n->kept[c->layers - 1].first_x = hti_take(a, seqs * width, e);
+        n->kept[c->layers - 1].first_heads = hti_take(a, seqs * c->inner, e);
+        rows = seqs; /* of the final norm */
+    }
     n->last = hti_take(a, rows * width, e);
     n->last_stats = hti_take(a, rows * 2, wide);
     n->normed = hti_take(a, rows * width, e);
-    n->row_loss = hti_take(a, rows > seqs ? rows : seqs, wide);
+    n->row_loss = hti_take(a, n->max_rows > seqs ? n->max_rows : seqs, wide);
     if (c->task == HT_TASK_LANGUAGE) return;
-    n->pooled = hti_take(a, seqs * width, e);
+    n->pooled = n->first ? n->normed : hti_take(a, seqs * width, e);
     n->logits = hti_take(a, seqs * c->classes, e);
     for (int i = 0; i < 2; i++) {
         n->head_act[i] = hti_take(a, seqs * c->head_hidden, e);
@@ -54,6 +59,13 @@ static void work_layout(hti_net *n, hti_arena *a) {
     n->dnormed = n->work.dh; /* used up by the final norm before any layer needs it */
     if (language) return;
     n->dpooled = hti_take(a, n->max_sequences * c->width, e);
+    if (n->first) {
+        n->work.first_ds = hti_take(a, n->max_sequences * c->width, e);
+        n->work.first_dy =
+            c->dropout > 0 ? hti_take(a, n->max_sequences * c->width, e) : n->work.first_ds;
+        n->work.first_dheads = hti_take(a, n->max_sequences * c->inner, e);
+        n->dnormed = n->dpooled;
+    }
     for (int i = 0; i < 2; i++) n->dhead[i] = hti_take(a, n->max_sequences * c->head_hidden, e);
 }
 
@@ -201,6 +213,8 @@ static ht_status create(hti_net *n, void *grads) {
     TRY(carve(&n->work_block, n, work_layout));
     TRY(carve_host(n));
     n->rows.offset_device = &n->step->in.offset;
+    n->rows.start = n->start;
+    n->rows.count = n->count;
     return fill_constants(n);
 }
 
@@ -221,6 +235,7 @@ ht_status hti_net_create(hti_net *n, ht_model *model, const ht_config *config, v
     merge(&n->config, &model->config, config);
     n->c = &n->config;
     n->fixed = n->c->pad || n->ctx->ops->fixed_shapes;
+    n->first = n->c->task != HT_TASK_LANGUAGE && n->c->pool <= HT_POOL_FIRST;
     n->items = n->c->batch;
     n->max_length = hti_config_rows(n->c);
     n->max_sequences = hti_config_sequences(n->c);
