@@ -92,9 +92,9 @@ typedef struct hti_work {
 void hti_work_layout(hti_work *work, hti_arena *arena, const hti_layers *s, int64_t rows,
                      int backward);
 
-/* Where kept->first_x is there, everything after the attention is computed for the first row of each
- * sequence alone: x1 and the branch then have one row per sequence, and so have ds and dy (first_ds
- * and first_dy) that backward starts from. */
+/* Where kept->first_x is there, everything after the attention is computed for the first row of
+ * each sequence alone: x1 and the branch then have one row per sequence, and so have ds and dy
+ * (first_ds and first_dy) that backward starts from. */
 
 /* x: the stream before this layer, branch (in work) to be added to it if `pending`. Leaves x1 in
  * kept and a new branch in work. */

@@ -1,6 +1,6 @@
 /*
- * train, eval and predict as a user runs them: from files, from stdin, stopped by a signal, resumed,
- * and with everything wrong that can be.
+ * train, eval and predict as a user runs them: from files, from stdin, stopped by a signal,
+ * resumed, and with everything wrong that can be.
  */
 #include "program.h"
 
