@@ -307,7 +307,7 @@ DEVICE float *part_of(const decode_args &a, const unit &u, int level, int head) 
 template <int NC>
 DEVICE void store_part(const softmax<NC> &state, const decode_args &a, const unit &u, int level, int head) {
     float *part = part_of(a, u, level, head);
-    if (lane_id() == 0) part[0] = state.sum > 0 ? state.max : 0, part[1] = state.sum;
+    if (lane_id() == 0) part[0] = state.sum != 0 ? state.max : 0, part[1] = state.sum;
     for (int c = 0; c < NC; c++)
         if (lane_id() + 32 * c < a.value_dim) part[2 + lane_id() + 32 * c] = state.z[c];
 }
@@ -355,7 +355,7 @@ DEVICE void finish(const decode_shared *s, const decode_args &a, const unit &u, 
         weight[r] = -INFINITY;
         if (!parts || l >= levels) continue;
         const float *part = part_of(a, u, l, head);
-        if (part[1] > 0) weight[r] = part[0];
+        if (part[1] != 0) weight[r] = part[0];
     }
     for (int r = 0; r < ROUNDS; r++) top = fmaxf(top, warp_max(weight[r]));
     float from = top == -INFINITY ? 0 : top;
@@ -377,9 +377,9 @@ DEVICE void finish(const decode_shared *s, const decode_args &a, const unit &u, 
     }
     T *out = tensor_row<T>(a.out, a, u, head, i);
     for (int c = 0; c < NC; c++)
-        if (lane_id() + 32 * c < a.value_dim) put(out + lane_id() + 32 * c, sum > 0 ? z[c] / sum : 0);
+        if (lane_id() + 32 * c < a.value_dim) put(out + lane_id() + 32 * c, sum != 0 ? z[c] / sum : 0);
     if (a.lse.data && lane_id() == 0)
-        *tensor_row<float>(a.lse, a, u, head, i) = sum > 0 ? top + logf(sum) : -INFINITY;
+        *tensor_row<float>(a.lse, a, u, head, i) = sum != 0 ? top + logf(sum) : -INFINITY;
 }
 
 /* A masked query: zero, and -inf. */

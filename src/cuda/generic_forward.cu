@@ -148,7 +148,7 @@ DEVICE void store_rows(const softmax<NC> &state, const hti_cuda_args &a, const p
         int row = p.first + warp_id() * PER + i;
         float sum = warp_sum(state.sum[i]);
         if (row >= p.length) continue;
-        bool seen = sum > 0 && takes_part(a.query_mask, p, row);
+        bool seen = sum != 0 && takes_part(a.query_mask, p, row);
         float inverse = seen ? 1 / sum : 0, lse = seen ? state.max[i] + logf(sum) : -INFINITY;
         T *z = tensor_row<T>(a.out, a, p, head, row);
         for (int x = 0; x < NC; x++) {

@@ -55,9 +55,13 @@ HTI_FN int64_t tiles_before(int64_t start, int64_t b, int block, int level, int 
     return full + (level == 0 ? b : start / ((int64_t)block << level));
 }
 
+/* Tiles are counted in the simplest way where nobody asks; the bias gradient is summed tile by tile and asks for the
+ * same order whether equal lengths come as a batch or packed. */
+HTI_FN bool is_even(const hti_cuda_args &a) { return !a.cu && !a.dbias; }
+
 /* Tiles of `size` clusters at a level, over all sequences of the call. */
 HTI_FN int64_t tiles_of(const hti_cuda_args &a, int level, int size) {
-    if (a.cu) return tiles_before(a.rows, a.sequences, a.block, level, size);
+    if (!is_even(a)) return tiles_before(a.rows, a.sequences, a.block, level, size);
     return (hti_clusters(a.length, level) + size - 1) / size * a.sequences;
 }
 
@@ -65,9 +69,13 @@ HTI_FN int levels_of(const hti_cuda_args &a, int length) {
     return a.kind == HT_HIERARCHICAL ? hti_levels(length, a.block) : 1;
 }
 
+DEVICE int64_t start_of(const hti_cuda_args &a, int b) {
+    return a.cu ? a.cu[b] : (int64_t)b * a.length;
+}
+
 /* Tile t of a level; false where the bound of tiles_of was too generous. */
 DEVICE bool find_place(place *p, const hti_cuda_args &a, int level, int size, int64_t t) {
-    if (!a.cu) {
+    if (is_even(a)) {
         int64_t per = (hti_clusters(a.length, level) + size - 1) / size;
         p->sequence = (int)(t / per);
         p->first = (int)(t % per) * size;
@@ -78,15 +86,15 @@ DEVICE bool find_place(place *p, const hti_cuda_args &a, int level, int size, in
     int low = 0, high = a.sequences;
     while (high - low > 1) {
         int middle = low + (high - low) / 2;
-        if (tiles_before(a.cu[middle], middle, a.block, level, size) <= t) {
+        if (tiles_before(start_of(a, middle), middle, a.block, level, size) <= t) {
             low = middle;
         } else {
             high = middle;
         }
     }
     p->sequence = low;
-    p->start = a.cu[low];
-    p->length = a.cu[low + 1] - a.cu[low];
+    p->start = start_of(a, low);
+    p->length = (int)(start_of(a, low + 1) - p->start);
     int64_t first = (t - tiles_before(p->start, low, a.block, level, size)) * size;
     if (p->length == 0 || first >= hti_clusters(p->length, level)) return false;
     p->first = (int)first;
