@@ -1,5 +1,6 @@
 /*
- * The attention entries of the table: from a call to kernel arguments, scratch, and which kernels run.
+ * The attention entries of the table: from a call to kernel arguments, scratch, and which kernels
+ * run.
  */
 #include "cuda/cuda.h"
 
@@ -12,8 +13,8 @@ ht_status hti_cuda_attention_check(ht_context *ctx, const ht_attention_desc *des
           "device \"%s\" takes dtype f32 or bf16, got %s", ctx->device,
           desc->dtype == HT_F64 ? "f64" : "f16");
     CHECK(ctx, desc->max_rows <= MOST_ROWS, HT_UNSUPPORTED,
-          "device \"%s\" takes at most %d rows in a call, got max_rows %lld", ctx->device, MOST_ROWS,
-          (long long)desc->max_rows);
+          "device \"%s\" takes at most %d rows in a call, got max_rows %lld", ctx->device,
+          MOST_ROWS, (long long)desc->max_rows);
     CHECK(ctx, desc->max_sequences <= MOST_ROWS, HT_UNSUPPORTED,
           "device \"%s\" takes at most %d sequences in a call, got max_sequences %lld", ctx->device,
           MOST_ROWS, (long long)desc->max_sequences);
@@ -22,8 +23,8 @@ ht_status hti_cuda_attention_check(ht_context *ctx, const ht_attention_desc *des
 
 /* ---- arguments ---- */
 
-static void set_shape(hti_cuda_args *a, const ht_attention_desc *d, int64_t sequences, int64_t length,
-                      int64_t rows) {
+static void set_shape(hti_cuda_args *a, const ht_attention_desc *d, int64_t sequences,
+                      int64_t length, int64_t rows) {
     memset(a, 0, sizeof *a);
     a->sequences = (int)sequences;
     a->length = (int)length;
@@ -42,7 +43,8 @@ static void set_shape(hti_cuda_args *a, const ht_attention_desc *d, int64_t sequ
     a->threshold = hti_dropout_threshold(d->dropout);
     a->theta = d->head_dim > 1 ? d->rotary_theta : 0;
     a->levels = d->kind == HT_HIERARCHICAL ? hti_levels(length, d->block) : 1;
-    for (int l = 1; l < a->levels; l++) { /* the rows of hti_cluster_at, up to the end of the call */
+    for (int l = 1; l < a->levels;
+         l++) { /* the rows of hti_cluster_at, up to the end of the call */
         a->base[l] = a->clusters;
         a->clusters += (rows >> l) + rows / (d->block << l);
     }
@@ -72,7 +74,8 @@ static hti_carver carver_at(void *base) {
 
 static size_t carved(const hti_carver *c) { return c->used + 256; } /* base may need rounding up */
 
-/* What forward and backward both need: sequence starts, angles, keys, values and queries of the coarse levels. */
+/* What forward and backward both need: sequence starts, angles, keys, values and queries of the
+ * coarse levels. */
 static void carve_levels(hti_carver *c, hti_cuda_args *a) {
     int64_t kv = a->kv_heads * a->clusters, q = a->q_heads * a->clusters;
     a->cu = c->take<int32_t>(a->sequences + 1);
@@ -134,8 +137,8 @@ void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *des
 /* ---- calls ---- */
 
 /* Sequence starts, angles and coarse levels. */
-static ht_status prepare(const ht_context *ctx, const hti_cuda_args &a, const hti_attention_call *call,
-                         int bf16) {
+static ht_status prepare(const ht_context *ctx, const hti_cuda_args &a,
+                         const hti_attention_call *call, int bf16) {
     if (a.cu) TRY(hti_cuda_upload(ctx, (int32_t *)a.cu, call->cu_seqlens, call->sequences + 1));
     if (a.turn) TRY(hti_cuda_turn(ctx, a));
     return hti_cuda_coarsen(ctx, a, bf16);

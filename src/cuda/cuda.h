@@ -1,12 +1,12 @@
 /*
- * Inside of the CUDA back end: its state, how errors and launches are checked, and the one struct of
- * arguments that every attention kernel takes.
+ * Inside of the CUDA back end: its state, how errors and launches are checked, and the one struct
+ * of arguments that every attention kernel takes.
  *
  * Conventions that the generic and the tuned kernels share:
- *   saved    lse, float [q_heads][rows], rows counted over all sequences of the call; a row that sees
- *            no key, and a masked query, hold -inf
- *   pyramid  levels >= 1 of all sequences of a call in one array, [heads][clusters][dim]; cluster c of
- *            level l of the sequence that starts at row s lies at hti_cluster_at(a, s, l) + c
+ *   saved    lse, float [q_heads][rows], rows counted over all sequences of the call; a row that
+ *            sees no key, and a masked query, hold -inf
+ *   pyramid  levels >= 1 of all sequences of a call in one array, [heads][clusters][dim]; cluster
+ *            c of level l of the sequence that starts at row s lies at hti_cluster_at(a, s, l) + c
  *   weights  K~ and V~ are means over valid rows, n is their number: P = n * exp(s - lse)
  */
 #ifndef HTI_CUDA_H
@@ -28,9 +28,9 @@ extern "C" {
 typedef struct hti_cuda_backend {
     int device;
     int own_stream;
-    int processors;    /* streaming multiprocessors */
-    int capability;    /* 90 for 9.0 */
-    int shared_bytes;  /* shared memory that one block may ask for */
+    int processors;   /* streaming multiprocessors */
+    int capability;   /* 90 for 9.0 */
+    int shared_bytes; /* shared memory that one block may ask for */
     cudaStream_t stream;
     char name[96];
 } hti_cuda_backend;
@@ -42,10 +42,10 @@ static inline hti_cuda_backend *hti_cuda_of(const ht_context *ctx) {
 /* The sentence of a failed call ("while doing ..."); clears the error where CUDA lets us. */
 ht_status hti_cuda_fail(const ht_context *ctx, cudaError_t error, const char *doing);
 
-#define CUDA_TRY(ctx, expr, doing)                                                  \
-    do {                                                                            \
-        cudaError_t error_ = (expr);                                                \
-        if (error_ != cudaSuccess) return hti_cuda_fail((ctx), error_, (doing));    \
+#define CUDA_TRY(ctx, expr, doing)                                               \
+    do {                                                                         \
+        cudaError_t error_ = (expr);                                             \
+        if (error_ != cudaSuccess) return hti_cuda_fail((ctx), error_, (doing)); \
     } while (0)
 
 /* Makes the context's device current and gives the caller's back at the end of the scope. */
@@ -55,13 +55,14 @@ struct hti_cuda_scope {
     ~hti_cuda_scope();
 };
 
-ht_status hti_cuda_launch_raw(const ht_context *ctx, const void *kernel, const char *name, dim3 grid,
-                              int threads, size_t shared, void *args);
+ht_status hti_cuda_launch_raw(const ht_context *ctx, const void *kernel, const char *name,
+                              dim3 grid, int threads, size_t shared, void *args);
 
 /* Every kernel takes one struct by value. An empty grid launches nothing. */
 template <typename Args>
-static inline ht_status hti_cuda_launch(const ht_context *ctx, void (*kernel)(Args), const char *name,
-                                        dim3 grid, int threads, size_t shared, const Args &args) {
+static inline ht_status hti_cuda_launch(const ht_context *ctx, void (*kernel)(Args),
+                                        const char *name, dim3 grid, int threads, size_t shared,
+                                        const Args &args) {
     Args copy = args;
     return hti_cuda_launch_raw(ctx, (const void *)kernel, name, grid, threads, shared, &copy);
 }
@@ -95,30 +96,30 @@ typedef struct hti_cuda_args {
     /* levels >= 1, for all sequences: pyramids of `clusters` rows per head */
     int64_t clusters;
     int64_t base[HTI_CUDA_LEVELS]; /* first row of a level */
-    float *kt, *vt;    /* [kv_heads][clusters][head_dim | value_dim] means */
-    float *kn, *qn;    /* [clusters] valid keys, valid queries (query mean) */
-    float *qt;         /* query mean: [q_heads][clusters][head_dim] */
-    int *first;        /* query first with a query mask: [clusters] row in its sequence, -1: none */
-    float *part;       /* forward: [q_heads][clusters][2] max and sum ... */
-    float *partz;      /* ... and numerator [q_heads][clusters][value_dim] */
-    float *turn;       /* rotary: [length][head_dim / 2][2] cosine, sine */
+    float *kt, *vt;                /* [kv_heads][clusters][head_dim | value_dim] means */
+    float *kn, *qn;                /* [clusters] valid keys, valid queries (query mean) */
+    float *qt;                     /* query mean: [q_heads][clusters][head_dim] */
+    int *first;   /* query first with a query mask: [clusters] row in its sequence, -1: none */
+    float *part;  /* forward: [q_heads][clusters][2] max and sum ... */
+    float *partz; /* ... and numerator [q_heads][clusters][value_dim] */
+    float *turn;  /* rotary: [length][head_dim / 2][2] cosine, sine */
 
     /* backward */
-    float *h;          /* [q_heads][rows] <dout, out> - dlse */
-    float *gm, *gh;    /* [q_heads][clusters] smallest lse of the cluster's rows, weighted h */
-    float *gt;         /* [q_heads][clusters][value_dim] weighted dout */
-    float *dqt;        /* [q_heads][clusters][head_dim]; shares its place with qt */
-    float *dkt, *dvt;  /* [kv_heads][clusters][head_dim | value_dim] */
-    float *pieces;     /* query fine: partial dK~ and dV~, see generic_backward.cu */
-    float *bias_part;  /* [bias_parts][q_heads][4*block - 1] */
+    float *h;         /* [q_heads][rows] <dout, out> - dlse */
+    float *gm, *gh;   /* [q_heads][clusters] smallest lse of the cluster's rows, weighted h */
+    float *gt;        /* [q_heads][clusters][value_dim] weighted dout */
+    float *dqt;       /* [q_heads][clusters][head_dim]; shares its place with qt */
+    float *dkt, *dvt; /* [kv_heads][clusters][head_dim | value_dim] */
+    float *pieces;    /* query fine: partial dK~ and dV~, see generic_backward.cu */
+    float *bias_part; /* [bias_parts][q_heads][4*block - 1] */
     int bias_parts;
 
     /* of one launch */
-    int coarse;                      /* the levels >= 1; else level 0 (fine: each row, all levels) */
-    int other;                       /* rows of the partner tile: 32, or 16 where 32 do not fit */
-    int stage;                       /* coarsening: the level that is read */
-    int piece_rows;                  /* query fine: rows of a piece */
-    int64_t work;                    /* all of it; of each level, where there are several: */
+    int coarse;     /* the levels >= 1; else level 0 (fine: each row, all levels) */
+    int other;      /* rows of the partner tile: 32, or 16 where 32 do not fit */
+    int stage;      /* coarsening: the level that is read */
+    int piece_rows; /* query fine: rows of a piece */
+    int64_t work;   /* all of it; of each level, where there are several: */
     int64_t level_work[HTI_CUDA_LEVELS];
 } hti_cuda_args;
 

@@ -1,11 +1,12 @@
 /*
  * The decode state: appends rows to slots and attends with each (op.h, cache_extend).
  *
- * A block of eight warps has one (sequence, key head) and goes row by row. Appending: a thread has one column (or, with
- * rotary, one pair of columns) and carries it up through the levels that the row completes. Attending: the
- * query heads of the group share the warps; the keys of all levels are dealt to a head's warps in batches, whose
- * loads are all under way at once; the warps' softmax states meet in shared memory. In query first a coarse
- * level is computed by one warp, only when the row begins a cluster there, and otherwise read from `part`.
+ * A block of eight warps has one (sequence, key head) and goes row by row. Appending: a thread
+ * has one column (or, with rotary, one pair of columns) and carries it up through the levels that
+ * the row completes. Attending: the query heads of the group share the warps; the keys of all
+ * levels are dealt to a head's warps in batches, whose loads are all under way at once; the
+ * warps' softmax states meet in shared memory. In query first a coarse level is computed by one
+ * warp, only when the row begins a cluster there, and otherwise read from `part`.
  */
 #include "cuda/cuda.h"
 
@@ -80,13 +81,13 @@ struct unit {
 };
 
 template <typename T>
-DEVICE T *tensor_row(const ht_tensor &t, const decode_args &a, const unit &u, int head, int64_t row) {
+DEVICE T *tensor_row(const ht_tensor &t, const decode_args &a, const unit &u, int head,
+                     int64_t row) {
     int64_t base = a.packed ? u.s.start * t.row_stride : u.sequence * t.batch_stride;
     return (T *)t.data + base + row * t.row_stride + head * t.head_stride;
 }
 
-template <typename S>
-DEVICE S *ring_row(void *ring, const unit &u, int64_t cluster, int dim) {
+template <typename S> DEVICE S *ring_row(void *ring, const unit &u, int64_t cluster, int dim) {
     return (S *)ring + (u.state * u.ring + cluster % u.ring) * dim;
 }
 
@@ -108,7 +109,8 @@ DEVICE void angle_at(float *c, float *s, double turns, int64_t row) {
 
 /* ---- appending ---- */
 
-/* The columns of K that a thread carries: one, or with rotary a pair (x, y) of which y may be absent. */
+/* The columns of K that a thread carries: one, or with rotary a pair (x, y) of which y may be
+ * absent. */
 struct columns {
     int x, y; /* -1: none */
     double turns;
@@ -152,7 +154,8 @@ DEVICE carried read_cluster(const decode_args &a, const unit &u, const columns &
 
 /* Level >= 1: writes the mean of two children, which becomes `right`; n_right their number. */
 DEVICE void write_mean(carried &right, float &n_right, const carried &left, float n_left,
-                       const decode_args &a, const unit &u, const columns &mine, int level, int64_t cluster) {
+                       const decode_args &a, const unit &u, const columns &mine, int level,
+                       int64_t cluster) {
     float n = n_left + n_right, inverse = n > 0 ? 1 / n : 0;
     right.x = (n_left * left.x + n_right * right.x) * inverse;
     right.y = (n_left * left.y + n_right * right.y) * inverse;
@@ -216,7 +219,8 @@ DEVICE void append(const decode_args &a, const unit &u, const columns &mine, int
 /* ---- attending ---- */
 
 /* Thread l finds out what row t sees at level l, and whether it begins a cluster there. */
-DEVICE void look(decode_shared *s, const decode_args &a, const unit &u, int64_t t, int levels, bool valid) {
+DEVICE void look(decode_shared *s, const decode_args &a, const unit &u, int64_t t, int levels,
+                 bool valid) {
     int l = (int)threadIdx.x;
     if (l >= levels) return;
     int64_t c = t >> l;
@@ -234,22 +238,18 @@ DEVICE void look(decode_shared *s, const decode_args &a, const unit &u, int64_t 
 }
 
 /* A warp's softmax so far; every lane knows max and sum, z has the columns lane, lane + 32, ... */
-template <int NC>
-struct softmax {
-    float max, sum, z[NC];
-};
+template <int NC> struct softmax { float max, sum, z[NC]; };
 
-template <int NC>
-DEVICE void clear(softmax<NC> &state) {
+template <int NC> DEVICE void clear(softmax<NC> &state) {
     state.max = -INFINITY, state.sum = 0;
     for (int x = 0; x < NC; x++) state.z[x] = 0;
 }
 
-/* `batch` clusters of a ring, from number j of what the row sees at this level: all loads first, then scores,
- * then values. */
+/* `batch` clusters of a ring, from number j of what the row sees at this level: all loads first,
+ * then scores, then values. */
 template <typename S, int NC, int BATCH>
-DEVICE void attend_batch(softmax<NC> &state, const float (&q)[NC], const decode_args &a, const unit &u,
-                         const seen &it, int level, int head, int64_t j) {
+DEVICE void attend_batch(softmax<NC> &state, const float (&q)[NC], const decode_args &a,
+                         const unit &u, const seen &it, int level, int head, int64_t j) {
     const S *k = (const S *)a.level[level].k + u.state * u.ring * a.head_dim;
     const S *v = (const S *)a.level[level].v + u.state * u.ring * a.value_dim;
     const float *counts = a.level[level].n + u.state * u.ring;
@@ -275,8 +275,7 @@ DEVICE void attend_batch(softmax<NC> &state, const float (&q)[NC], const decode_
             int distance = (int)max((int64_t)-most, min((int64_t)most, it.distance + j + b));
             x[b] += a.bias[(int64_t)(distance + most) * a.q_heads + head];
         }
-        if (!(n[b] > 0)) x[b] = -INFINITY;
-        top = fmaxf(top, x[b]);
+        if (n[b] > 0) top = fmaxf(top, x[b]);
     }
     float from = top == -INFINITY ? 0 : top, fade = expf(state.max - from);
     state.max = top;
@@ -291,10 +290,11 @@ DEVICE void attend_batch(softmax<NC> &state, const float (&q)[NC], const decode_
     }
 }
 
-/* The batches of a level that fall to one warp of a head: every `stride`-th, from the `turn`-th on. */
+/* The batches of a level that fall to one warp of a head: every `stride`-th, from the `turn`-th
+ * on. */
 template <typename S, int NC, int BATCH>
-DEVICE void attend_level(softmax<NC> &state, const float (&q)[NC], const decode_args &a, const unit &u,
-                         const seen &it, int level, int head, int turn, int stride) {
+DEVICE void attend_level(softmax<NC> &state, const float (&q)[NC], const decode_args &a,
+                         const unit &u, const seen &it, int level, int head, int turn, int stride) {
     for (int64_t j = (int64_t)turn * BATCH; j < it.count; j += (int64_t)stride * BATCH)
         attend_batch<S, NC, BATCH>(state, q, a, u, it, level, head, j);
 }
@@ -305,7 +305,8 @@ DEVICE float *part_of(const decode_args &a, const unit &u, int level, int head) 
 }
 
 template <int NC>
-DEVICE void store_part(const softmax<NC> &state, const decode_args &a, const unit &u, int level, int head) {
+DEVICE void store_part(const softmax<NC> &state, const decode_args &a, const unit &u, int level,
+                       int head) {
     float *part = part_of(a, u, level, head);
     if (lane_id() == 0) part[0] = state.sum != 0 ? state.max : 0, part[1] = state.sum;
     for (int c = 0; c < NC; c++)
@@ -314,8 +315,8 @@ DEVICE void store_part(const softmax<NC> &state, const decode_args &a, const uni
 
 /* Query head `head` of row t, the share of warp `turn` of `stride`. */
 template <typename T, int NC, int BATCH>
-DEVICE void attend(softmax<NC> &state, decode_shared *s, const decode_args &a, const unit &u, int64_t i,
-                   int64_t t, int levels, int head, int turn, int stride) {
+DEVICE void attend(softmax<NC> &state, decode_shared *s, const decode_args &a, const unit &u,
+                   int64_t i, int64_t t, int levels, int head, int turn, int stride) {
     const T *row = tensor_row<const T>(a.q, a, u, head, i);
     float q[NC], turned[NC];
     int half = a.head_dim / 2;
@@ -342,10 +343,11 @@ DEVICE void attend(softmax<NC> &state, decode_shared *s, const decode_args &a, c
     }
 }
 
-/* The row's output from the states of warps first ... first + count - 1 and, in query first, the parts. */
+/* The row's output from the states of warps first ... first + count - 1 and, in query first, the
+ * parts. */
 template <typename T, int NC>
-DEVICE void finish(const decode_shared *s, const decode_args &a, const unit &u, int64_t i, int levels,
-                   int head, int first, int count) {
+DEVICE void finish(const decode_shared *s, const decode_args &a, const unit &u, int64_t i,
+                   int levels, int head, int first, int count) {
     const int ROUNDS = (HTI_MAX_LEVELS + 31) / 32;
     float weight[ROUNDS], top = -INFINITY, sum = 0, z[NC];
     bool parts = a.query == HT_QUERY_FIRST;
@@ -371,20 +373,21 @@ DEVICE void finish(const decode_shared *s, const decode_args &a, const unit &u, 
         for (int c = 0; c < NC; c++) z[c] += share * s->z[w][min(lane_id() + 32 * c, WIDEST - 1)];
     }
     for (int l = 1; parts && l < levels; l++) {
-        float share = __shfl_sync(ALL_LANES, l <= 32 ? weight[0] : weight[ROUNDS - 1], (l - 1) & 31);
+        float share =
+            __shfl_sync(ALL_LANES, l <= 32 ? weight[0] : weight[ROUNDS - 1], (l - 1) & 31);
         const float *part = part_of(a, u, l, head) + 2;
         for (int c = 0; c < NC; c++) z[c] += share * part[min(lane_id() + 32 * c, a.value_dim - 1)];
     }
     T *out = tensor_row<T>(a.out, a, u, head, i);
     for (int c = 0; c < NC; c++)
-        if (lane_id() + 32 * c < a.value_dim) put(out + lane_id() + 32 * c, sum != 0 ? z[c] / sum : 0);
+        if (lane_id() + 32 * c < a.value_dim)
+            put(out + lane_id() + 32 * c, sum != 0 ? z[c] / sum : 0);
     if (a.lse.data && lane_id() == 0)
         *tensor_row<float>(a.lse, a, u, head, i) = sum != 0 ? top + logf(sum) : -INFINITY;
 }
 
 /* A masked query: zero, and -inf. */
-template <typename T>
-DEVICE void finish_masked(const decode_args &a, const unit &u, int64_t i) {
+template <typename T> DEVICE void finish_masked(const decode_args &a, const unit &u, int64_t i) {
     for (int h = warp_id(); h < a.group; h += WARPS) {
         int head = u.kv_head * a.group + h;
         T *out = tensor_row<T>(a.out, a, u, head, i);
@@ -418,7 +421,8 @@ extern __shared__ float4 hti_shared[];
 
 /* grid: (sequence of the chunk, key head) */
 template <typename T, int NC, int BATCH>
-static __global__ void __launch_bounds__(THREADS) extend_kernel(const __grid_constant__ decode_args a) {
+static __global__ void __launch_bounds__(THREADS)
+    extend_kernel(const __grid_constant__ decode_args a) {
     decode_shared *s = (decode_shared *)hti_shared;
     unit u;
     int index = (int)(blockIdx.x / (unsigned)a.kv_heads);
@@ -432,7 +436,8 @@ static __global__ void __launch_bounds__(THREADS) extend_kernel(const __grid_con
         int64_t t = u.s.position + i;
         int levels = a.kind == HT_HIERARCHICAL ? hti_levels(t + 1, a.block) : 1;
         bool valid = !a.query_mask || a.query_mask[u.s.start + i];
-        if (levels > 1 && t == (int64_t)a.block << (levels - 1)) build_level<T>(a, u, mine, levels - 1);
+        if (levels > 1 && t == (int64_t)a.block << (levels - 1))
+            build_level<T>(a, u, mine, levels - 1);
         append<T>(a, u, mine, i, t, levels);
         look(s, a, u, t, levels, valid);
         __syncthreads();
@@ -467,7 +472,8 @@ static void set_args(decode_args *a, const hti_cache_call *call) {
     memset(a, 0, sizeof *a);
     memcpy(a->level, call->level, sizeof(hti_cache_level) * (size_t)call->levels);
     a->packed = call->a.cu_seqlens != NULL;
-    a->q = call->a.q, a->k = call->a.k, a->v = call->a.v, a->out = call->a.out, a->lse = call->a.lse;
+    a->q = call->a.q, a->k = call->a.k, a->v = call->a.v, a->out = call->a.out,
+    a->lse = call->a.lse;
     a->bias = (const float *)call->a.bias;
     a->key_mask = call->a.key_mask, a->query_mask = call->a.query_mask;
     a->ring = call->ring;
@@ -496,7 +502,7 @@ ht_status hti_cuda_cache_extend(ht_context *ctx, const hti_cache_call *call) {
             a.sequence[i].slot = (int32_t)call->slots[b + i];
         }
         TRY(call->a.desc->dtype == HT_BF16 ? launch<__nv_bfloat16>(ctx, a, count)
-                                          : launch<float>(ctx, a, count));
+                                           : launch<float>(ctx, a, count));
     }
     return HT_OK;
 }

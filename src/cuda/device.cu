@@ -16,7 +16,8 @@ ht_status hti_cuda_fail(const ht_context *ctx, cudaError_t error, const char *do
         size_t available = 0, total = 0;
         cudaMemGetInfo(&available, &total);
         cudaGetLastError();
-        return hti_fail(ctx, HT_NOMEM, "out of device memory on %s while %s: %zu of %zu bytes are free",
+        return hti_fail(ctx, HT_NOMEM,
+                        "out of device memory on %s while %s: %zu of %zu bytes are free",
                         ctx->device, doing, available, total);
     }
     return hti_fail(ctx, HT_DEVICE, "%s failed while %s: %s (%s)", ctx->device, doing,
@@ -32,7 +33,8 @@ static void explain_absence(char *line, size_t room, cudaError_t error, int coun
     if (driver == 0) {
         snprintf(line, room, "this machine has no CUDA driver");
     } else if (error == cudaErrorInsufficientDriver) {
-        snprintf(line, room, "the CUDA driver is too old: it knows CUDA %d.%d, this build needs %d.%d",
+        snprintf(line, room,
+                 "the CUDA driver is too old: it knows CUDA %d.%d, this build needs %d.%d",
                  driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     } else if (error == cudaSuccess && count == 0) {
         snprintf(line, room, "this machine has no CUDA device");
@@ -43,7 +45,10 @@ static void explain_absence(char *line, size_t room, cudaError_t error, int coun
 
 /* ---- counting devices ---- */
 
-enum { MOST_DEVICES = 64, OLDEST = 80 }; /* OLDEST: compute capability that the kernels are built for */
+enum {
+    MOST_DEVICES = 64,
+    OLDEST = 80
+}; /* OLDEST: compute capability that the kernels are built for */
 
 static cudaError_t count_devices(int *count) {
     *count = 0;
@@ -94,14 +99,15 @@ static ht_status open_device(hti_cuda_backend *cuda, ht_context *ctx, const ht_c
     cuda->shared_bytes = (int)p.sharedMemPerBlockOptin;
     snprintf(cuda->name, sizeof cuda->name, "%.95s", p.name);
     CHECK(ctx, cuda->capability >= OLDEST, HT_DEVICE,
-          "%s is a %s of compute capability %d.%d, this build needs %d.%d or newer", ctx->device, p.name,
-          p.major, p.minor, OLDEST / 10, OLDEST % 10);
+          "%s is a %s of compute capability %d.%d, this build needs %d.%d or newer", ctx->device,
+          p.name, p.major, p.minor, OLDEST / 10, OLDEST % 10);
     if (desc && desc->stream) {
         cuda->stream = (cudaStream_t)desc->stream;
         return HT_OK;
     }
     hti_cuda_scope scope(ctx);
-    CUDA_TRY(ctx, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a stream");
+    CUDA_TRY(ctx, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking),
+             "making a stream");
     cuda->own_stream = 1;
     return HT_OK;
 }
@@ -157,7 +163,8 @@ static ht_status cuda_alloc(ht_context *ctx, void **out, size_t bytes) {
     /* a size beyond all memory may come back as an invalid value */
     if (error != cudaErrorMemoryAllocation && bytes <= total)
         return hti_cuda_fail(ctx, error, "allocating memory");
-    return hti_fail(ctx, HT_NOMEM, "out of device memory on %s: %zu bytes wanted, %zu of %zu are free",
+    return hti_fail(ctx, HT_NOMEM,
+                    "out of device memory on %s: %zu bytes wanted, %zu of %zu are free",
                     ctx->device, bytes, available, total);
 }
 
@@ -197,16 +204,20 @@ static ht_status cuda_fill(ht_context *ctx, void *dst, int byte, size_t bytes) {
 
 /* ---- launches ---- */
 
-ht_status hti_cuda_launch_raw(const ht_context *ctx, const void *kernel, const char *name, dim3 grid,
-                              int threads, size_t shared, void *args) {
+ht_status hti_cuda_launch_raw(const ht_context *ctx, const void *kernel, const char *name,
+                              dim3 grid, int threads, size_t shared, void *args) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return HT_OK;
     /* beyond 48 KiB a kernel must be told once per device; telling it again costs little */
     if (shared > 48 * 1024)
-        CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           (int)shared), name);
+        CUDA_TRY(
+            ctx,
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
+            name);
     void *list[] = {args};
-    CUDA_TRY(ctx, cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), list, shared,
-                                   hti_cuda_of(ctx)->stream), name);
+    CUDA_TRY(ctx,
+             cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), list, shared,
+                              hti_cuda_of(ctx)->stream),
+             name);
     CUDA_TRY(ctx, cudaGetLastError(), name);
     return HT_OK;
 }
@@ -230,7 +241,8 @@ ht_status hti_cuda_upload(const ht_context *ctx, int32_t *dst, const int32_t *sr
         a.dst = dst + done;
         a.count = (int32_t)(count - done < UPLOAD ? count - done : UPLOAD);
         memcpy(a.value, src + done, sizeof(int32_t) * (size_t)a.count);
-        TRY(hti_cuda_launch(ctx, upload_kernel, "sending integers", dim3((a.count + 127) / 128), 128, 0, a));
+        TRY(hti_cuda_launch(ctx, upload_kernel, "sending integers", dim3((a.count + 127) / 128),
+                            128, 0, a));
     }
     return HT_OK;
 }
@@ -271,11 +283,12 @@ static void describe(char *line, size_t room, int *usable, int device) {
     }
     *usable = p.major * 10 + p.minor >= OLDEST;
     if (*usable) {
-        snprintf(line, room, "%.96s, compute capability %d.%d, %d multiprocessors, %.0f GiB", p.name,
-                 p.major, p.minor, p.multiProcessorCount, (double)p.totalGlobalMem / (1 << 30));
+        snprintf(line, room, "%.96s, compute capability %d.%d, %d multiprocessors, %.0f GiB",
+                 p.name, p.major, p.minor, p.multiProcessorCount,
+                 (double)p.totalGlobalMem / (1 << 30));
     } else {
-        snprintf(line, room, "%.96s has compute capability %d.%d, this build needs %d.%d or newer", p.name,
-                 p.major, p.minor, OLDEST / 10, OLDEST % 10);
+        snprintf(line, room, "%.96s has compute capability %d.%d, this build needs %d.%d or newer",
+                 p.name, p.major, p.minor, OLDEST / 10, OLDEST % 10);
     }
 }
 

@@ -3,14 +3,16 @@
  *
  *     P = n exp(s - m)     ds = P (r <G, v> - h)     dV~ += r P G     dq~ += ds K~     dK~ += ds q~
  *
- * with r the dropout factor and (m, h, G) of the query: lse, <dz, z> - dlse and dz of a row, or their
- * restriction to a coarse row. One kernel gathers dq over the keys of a query tile, one gathers dk and dv over the
- * queries of a key tile (all heads of its group). Coarse levels come first and leave their sums in
- * pyramids; level 0 then adds what the clusters above a row got, over their number of valid rows.
+ * with r the dropout factor and (m, h, G) of the query: lse, <dz, z> - dlse and dz of a row, or
+ * their restriction to a coarse row. One kernel gathers dq over the keys of a query tile, one
+ * gathers dk and dv over the queries of a key tile (all heads of its group). Coarse levels come
+ * first and leave their sums in pyramids; level 0 then adds what the clusters above a row got,
+ * over their number of valid rows.
  *
- * Query fine: a coarse key tile is seen by many rows. Its queries are cut into pieces of piece_rows rows; each
- * piece leaves a partial sum, and a second kernel adds these in order. The bias gradient: each block adds up
- * its own table over all tiles it visits, and a last kernel adds the tables in order.
+ * Query fine: a coarse key tile is seen by many rows. Its queries are cut into pieces of
+ * piece_rows rows; each piece leaves a partial sum, and a second kernel adds these in order. The
+ * bias gradient: each block adds up its own table over all tiles it visits, and a last kernel
+ * adds the tables in order.
  */
 #include "cuda/generic_tile.h"
 
@@ -52,9 +54,10 @@ DEVICE int query_rows(const hti_cuda_args &a, const place &p, int level) {
     return is_grouped(a, level) ? (int)hti_clusters(p.length, level) : p.length;
 }
 
-/* m and h of queries c0 ..., by the first threads of the block; m = inf where a query takes no part. */
-DEVICE void load_weights(float *m, float *h, int rows, const hti_cuda_args &a, const place &p, int head,
-                         int level, int c0) {
+/* m and h of queries c0 ..., by the first threads of the block; m = inf where a query takes no
+ * part. */
+DEVICE void load_weights(float *m, float *h, int rows, const hti_cuda_args &a, const place &p,
+                         int head, int level, int c0) {
     int r = (int)threadIdx.x;
     if (r >= rows) return;
     m[r] = INFINITY, h[r] = 0;
@@ -70,8 +73,8 @@ DEVICE void load_weights(float *m, float *h, int rows, const hti_cuda_args &a, c
 }
 
 template <typename T>
-DEVICE void load_grads(float *dst, int rows, const hti_cuda_args &a, const place &p, int head, int level,
-                       int c0) {
+DEVICE void load_grads(float *dst, int rows, const hti_cuda_args &a, const place &p, int head,
+                       int level, int c0) {
     int count = query_rows(a, p, level);
     if (is_grouped(a, level)) {
         int64_t at = head * a.clusters + hti_cluster_at(a, p.start, level) + c0;
@@ -89,10 +92,11 @@ DEVICE void load_grads(float *dst, int rows, const hti_cuda_args &a, const place
 
 /* ---- gradients that come down from the levels above, and back through the rotation ---- */
 
-/* g[i] += sum over levels of grads[cluster] / n; the warp's four rows share their clusters from level 2 on. */
+/* g[i] += sum over levels of grads[cluster] / n; the warp's four rows share their clusters from
+ * level 2 on. */
 template <int NC>
-DEVICE void add_levels(float (&g)[PER][NC], const float *grads, const float *counts, int head, int dim,
-                       const hti_cuda_args &a, const place &p) {
+DEVICE void add_levels(float (&g)[PER][NC], const float *grads, const float *counts, int head,
+                       int dim, const hti_cuda_args &a, const place &p) {
     int row = p.first + warp_id() * PER, levels = levels_of(a, p.length);
     if (row >= p.length) return;
     for (int level = levels - 1; level >= 1; level--) {
@@ -120,7 +124,8 @@ DEVICE void add_first(float (&g)[PER][NC], int head, const hti_cuda_args &a, con
         int row = p.first + warp_id() * PER + i;
         for (int level = 1; level < levels && row < p.length; level++) {
             int64_t at = hti_cluster_at(a, p.start, level);
-            if (first_row(a, p, level, at, row >> level) != row) break; /* nor is it on any level above */
+            if (first_row(a, p, level, at, row >> level) != row)
+                break; /* nor is it on any level above */
             const float *src = a.dqt + (head * a.clusters + at + (row >> level)) * a.head_dim;
             for (int x = 0; x < NC; x++) g[i][x] += src[min(lane_id() + 32 * x, a.head_dim - 1)];
         }
@@ -154,8 +159,8 @@ DEVICE void turn_back(float (&g)[PER][NC], float *tile, const hti_cuda_args &a, 
 
 /* Rows of a tensor = factor * g, zero where the mask takes a row out. */
 template <typename T, int NC>
-DEVICE void store_rows(const ht_tensor &t, const float (&g)[PER][NC], float factor, int dim, int head,
-                       const uint8_t *mask, const hti_cuda_args &a, const place &p) {
+DEVICE void store_rows(const ht_tensor &t, const float (&g)[PER][NC], float factor, int dim,
+                       int head, const uint8_t *mask, const hti_cuda_args &a, const place &p) {
     for (int i = 0; i < PER; i++) {
         int row = p.first + warp_id() * PER + i;
         if (row >= p.length) continue;
@@ -169,8 +174,7 @@ DEVICE void store_rows(const ht_tensor &t, const float (&g)[PER][NC], float fact
 }
 
 /* Rows to[r] [dim] of a pyramid or of a piece = factor * g, for r < rows of the tile. */
-template <int NC>
-DEVICE void store_sums(float *to, const float (&g)[PER][NC], int rows, int dim) {
+template <int NC> DEVICE void store_sums(float *to, const float (&g)[PER][NC], int rows, int dim) {
     for (int i = 0; i < PER; i++) {
         int r = warp_id() * PER + i;
         for (int x = 0; x < NC; x++) {
@@ -185,8 +189,8 @@ DEVICE void store_sums(float *to, const float (&g)[PER][NC], int rows, int dim) 
 /* ds of one tile of keys, into s.ds and into dq. c: own index of the warp's first row. */
 template <int NC>
 DEVICE void gather_dq(float (&dq)[PER][NC], const hti_cuda_args &a, const place &p,
-                      const backward_shared &s, const reach (&r)[PER], int head, int level, int shift,
-                      int c, int j0) {
+                      const backward_shared &s, const reach (&r)[PER], int head, int level,
+                      int shift, int c, int j0) {
     int j = j0 + lane_id(), other = a.other, own = warp_id() * PER;
     float dot[PER], dp[PER], ds[PER];
     float n = lane_id() < other ? s.n[lane_id()] : 0;
@@ -197,7 +201,7 @@ DEVICE void gather_dq(float (&dq)[PER][NC], const hti_cuda_args &a, const place 
     for (int i = 0; i < PER; i++) {
         float m = s.m[own + i];
         bool sees = n > 0 && m != INFINITY && holds(r[i], j);
-        float x = sees ? score(a, dot[i], head, j - ((c + i) >> shift)) : 0;
+        float x = sees ? score_of(a, dot[i], head, j - ((c + i) >> shift)) : 0;
         float weight = sees ? n * expf(x - m) : 0;
         if (a.threshold) dp[i] = keeps >> i & 1 ? dp[i] * a.keep : 0;
         ds[i] = sees ? weight * (dp[i] - s.h[own + i]) : 0;
@@ -209,9 +213,10 @@ DEVICE void gather_dq(float (&dq)[PER][NC], const hti_cuda_args &a, const place 
     accumulate(dq, to, s.other0, a.head_dim, other);
 }
 
-/* Adds the tile's ds to this block's table, by distance: one thread sums one distance over the own rows. */
-DEVICE void add_bias(const hti_cuda_args &a, const backward_shared &s, float *table, int c0, int shift,
-                     int j0) {
+/* Adds the tile's ds to this block's table, by distance: one thread sums one distance over the
+ * own rows. */
+DEVICE void add_bias(const hti_cuda_args &a, const backward_shared &s, float *table, int c0,
+                     int shift, int j0) {
     int first = c0 >> shift, last = (c0 + OWN - 1) >> shift, most = 2 * a.block - 1;
     int lowest = j0 - last, count = a.other + last - first, t = (int)threadIdx.x;
     __syncthreads();
@@ -234,8 +239,8 @@ DEVICE void add_bias(const hti_cuda_args &a, const backward_shared &s, float *ta
 }
 
 template <typename T, int NC>
-DEVICE void dq_level(float (&dq)[PER][NC], const hti_cuda_args &a, const place &p, const backward_shared &s,
-                     float *table, int head, int level, int shift) {
+DEVICE void dq_level(float (&dq)[PER][NC], const hti_cuda_args &a, const place &p,
+                     const backward_shared &s, float *table, int head, int level, int shift) {
     int own = lane_id() % OWN, kv_head = head / a.group, lo, hi;
     reach mine = {0, 0, 0, 0}, r[PER];
     if (p.first + own < query_rows(a, p, level))
@@ -257,11 +262,13 @@ DEVICE void dq_level(float (&dq)[PER][NC], const hti_cuda_args &a, const place &
 extern __shared__ float4 hti_shared[];
 
 template <typename T, int NC>
-static __global__ void __launch_bounds__(THREADS) dq_kernel(const __grid_constant__ hti_cuda_args a) {
+static __global__ void __launch_bounds__(THREADS)
+    dq_kernel(const __grid_constant__ hti_cuda_args a) {
     backward_shared s = backward_layout((float *)hti_shared, a.head_dim, a.value_dim, a.other);
     bool fine = a.query == HT_QUERY_FINE;
     for (int64_t w = blockIdx.x; w < a.work; w += gridDim.x) {
-        int head = (int)(w % a.q_heads); /* the grid is a multiple of q_heads: a block keeps its head */
+        int head =
+            (int)(w % a.q_heads); /* the grid is a multiple of q_heads: a block keeps its head */
         int64_t t = w / a.q_heads;
         int level = a.coarse ? find_level(a, &t) : 0;
         place p;
@@ -298,12 +305,13 @@ static __global__ void __launch_bounds__(THREADS) dq_kernel(const __grid_constan
 
 /* One tile of queries of one head. j: the warp's first key; c0: the tile's first query. */
 template <int NC>
-DEVICE void gather_dkdv(float (&dk)[PER][NC], float (&dv)[PER][NC], const hti_cuda_args &a, const place &p,
-                        const backward_shared &s, const reach (&r)[PER], int head, int level, int shift,
-                        int j, int c0) {
+DEVICE void gather_dkdv(float (&dk)[PER][NC], float (&dv)[PER][NC], const hti_cuda_args &a,
+                        const place &p, const backward_shared &s, const reach (&r)[PER], int head,
+                        int level, int shift, int j, int c0) {
     int c = c0 + lane_id(), other = a.other, own = warp_id() * PER;
     float dot[PER], dp[PER], weight[PER], ds[PER];
-    float m = lane_id() < other ? s.m[lane_id()] : INFINITY, h = lane_id() < other ? s.h[lane_id()] : 0;
+    float m = lane_id() < other ? s.m[lane_id()] : INFINITY,
+          h = lane_id() < other ? s.h[lane_id()] : 0;
     dots(dot, s.own0 + own * tile_stride(a.head_dim), s.other0, a.head_dim, other);
     dots(dp, s.own1 + own * tile_stride(a.value_dim), s.other1, a.value_dim, other);
     unsigned keeps = a.threshold ? keeps_of_keys(a, p, head, level, c, j) : 0;
@@ -311,7 +319,7 @@ DEVICE void gather_dkdv(float (&dk)[PER][NC], float (&dv)[PER][NC], const hti_cu
     for (int i = 0; i < PER; i++) {
         float n = s.n[own + i];
         bool sees = n > 0 && m != INFINITY && holds(r[i], c);
-        float x = sees ? score(a, dot[i], head, j + i - (c >> shift)) : 0;
+        float x = sees ? score_of(a, dot[i], head, j + i - (c >> shift)) : 0;
         weight[i] = sees ? n * expf(x - m) : 0;
         float keep = a.threshold ? (keeps >> i & 1 ? a.keep : 0) : 1;
         ds[i] = sees ? weight[i] * (keep * dp[i] - h) : 0;
@@ -330,8 +338,9 @@ DEVICE void gather_dkdv(float (&dk)[PER][NC], float (&dv)[PER][NC], const hti_cu
 
 /* Queries [from, to) of all heads of the group, as far as they see the tile. */
 template <typename T, int NC>
-DEVICE void dkdv_level(float (&dk)[PER][NC], float (&dv)[PER][NC], const hti_cuda_args &a, const place &p,
-                       const backward_shared &s, int kv_head, int level, int piece) {
+DEVICE void dkdv_level(float (&dk)[PER][NC], float (&dv)[PER][NC], const hti_cuda_args &a,
+                       const place &p, const backward_shared &s, int kv_head, int level,
+                       int piece) {
     int own = lane_id() % OWN, lo, hi, shift = a.query == HT_QUERY_FINE ? level : 0;
     reach mine = {0, 0, 0, 0}, r[PER];
     if (p.first + own < hti_clusters(p.length, level))
@@ -345,7 +354,8 @@ DEVICE void dkdv_level(float (&dk)[PER][NC], float (&dv)[PER][NC], const hti_cud
     }
     for (int head = kv_head * a.group; head < (kv_head + 1) * a.group; head++) {
         for (int64_t c0 = from; c0 < to; c0 += a.other) {
-            if (!__any_sync(ALL_LANES, touches(mine, (int)c0, (int)min(c0 + a.other, to)))) continue;
+            if (!__any_sync(ALL_LANES, touches(mine, (int)c0, (int)min(c0 + a.other, to))))
+                continue;
             __syncthreads();
             load_queries<T>(s.other0, a.other, a, p, head, level, (int)c0);
             load_grads<T>(s.other1, a.other, a, p, head, level, (int)c0);
@@ -372,7 +382,8 @@ HTI_FN int64_t pieces_before(const hti_cuda_args &a, int level) {
 }
 
 template <typename T, int NC>
-static __global__ void __launch_bounds__(THREADS) dkdv_kernel(const __grid_constant__ hti_cuda_args a) {
+static __global__ void __launch_bounds__(THREADS)
+    dkdv_kernel(const __grid_constant__ hti_cuda_args a) {
     backward_shared s = backward_layout((float *)hti_shared, a.head_dim, a.value_dim, a.other);
     for (int64_t w = blockIdx.x; w < a.work; w += gridDim.x) {
         int kv_head = (int)(w % a.kv_heads);
@@ -411,8 +422,9 @@ static __global__ void __launch_bounds__(THREADS) dkdv_kernel(const __grid_const
 
 /* ---- second stages: sums in order ---- */
 
-/* Query fine: dK~ and dV~ of a tile = the sum of its pieces. A block per (level, tile, key head). */
-static __global__ void __launch_bounds__(THREADS) join_kernel(const __grid_constant__ hti_cuda_args a) {
+/* Query fine: dK~ and dV~ of a tile = the sum of its pieces. A block per level, tile, key head. */
+static __global__ void __launch_bounds__(THREADS)
+    join_kernel(const __grid_constant__ hti_cuda_args a) {
     int kv_head = (int)(blockIdx.x % a.kv_heads);
     int64_t t = blockIdx.x / a.kv_heads;
     int level = find_level(a, &t), d = a.head_dim, width = a.head_dim + a.value_dim;
@@ -434,14 +446,17 @@ static __global__ void __launch_bounds__(THREADS) join_kernel(const __grid_const
     }
 }
 
-/* dbias [entry][head] += the blocks' tables, one after the other; block k of a head is k * q_heads + head. */
-static __global__ void __launch_bounds__(THREADS) bias_kernel(const __grid_constant__ hti_cuda_args a) {
+/* dbias [entry][head] += the blocks' tables, one after the other; block k of a head is k *
+ * q_heads + head. */
+static __global__ void __launch_bounds__(THREADS)
+    bias_kernel(const __grid_constant__ hti_cuda_args a) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, table = 4 * a.block - 1;
     if (i >= table * a.q_heads) return;
     int64_t entry = i / a.q_heads, head = i % a.q_heads;
     float sum = 0;
 #pragma unroll 8
-    for (int64_t k = 0; k < a.bias_parts; k++) sum += a.bias_part[(k * a.q_heads + head) * table + entry];
+    for (int64_t k = 0; k < a.bias_parts; k++)
+        sum += a.bias_part[(k * a.q_heads + head) * table + entry];
     a.dbias[i] += sum;
 }
 
@@ -469,14 +484,16 @@ template <typename T, int NC>
 static ht_status launch_coarse(const ht_context *ctx, hti_cuda_args a, size_t shared) {
     int64_t tiles = 0, pieces = 0;
     a.coarse = 1;
-    for (int l = 1; l < a.levels; l++) pieces += a.level_work[l] = tiles_of(a, l, OWN) * pieces_of(a, l);
+    for (int l = 1; l < a.levels; l++)
+        pieces += a.level_work[l] = tiles_of(a, l, OWN) * pieces_of(a, l);
     a.work = pieces * a.kv_heads;
     const char *name = "running the generic kernel for coarse dk and dv";
     TRY(hti_cuda_launch(ctx, dkdv_kernel<T, NC>, name, grid_of(a.work), THREADS, shared, a));
     for (int l = 1; l < a.levels; l++) tiles += a.level_work[l] = tiles_of(a, l, OWN);
     if (a.query == HT_QUERY_FINE) {
         a.work = tiles * a.kv_heads;
-        return hti_cuda_launch(ctx, join_kernel, "adding pieces of dk and dv", grid_of(a.work), THREADS, 0, a);
+        return hti_cuda_launch(ctx, join_kernel, "adding pieces of dk and dv", grid_of(a.work),
+                               THREADS, 0, a);
     }
     a.work = tiles * a.q_heads;
     dim3 grid = a.dbias ? dim3((unsigned)(a.bias_parts * a.q_heads)) : grid_of(a.work);
@@ -502,13 +519,15 @@ ht_status hti_generic_backward(const ht_context *ctx, const hti_cuda_args &args,
     a.other = 32;
     if (hti_generic_backward_shared(a) > (size_t)hti_cuda_of(ctx)->shared_bytes) a.other = 16;
     size_t shared = hti_generic_backward_shared(a);
-    size_t table = sizeof(float) * (size_t)a.bias_parts * (size_t)a.q_heads * (size_t)(4 * a.block - 1);
+    size_t table =
+        sizeof(float) * (size_t)a.bias_parts * (size_t)a.q_heads * (size_t)(4 * a.block - 1);
     if (a.dbias)
         CUDA_TRY(ctx, cudaMemsetAsync(a.bias_part, 0, table, hti_cuda_of(ctx)->stream),
                  "clearing the bias sums");
     int narrow = a.head_dim <= 64 && a.value_dim <= 64;
     if (bf16) {
-        TRY((narrow ? launch<__nv_bfloat16, 2>(ctx, a, shared) : launch<__nv_bfloat16, 8>(ctx, a, shared)));
+        TRY((narrow ? launch<__nv_bfloat16, 2>(ctx, a, shared)
+                    : launch<__nv_bfloat16, 8>(ctx, a, shared)));
     } else {
         TRY((narrow ? launch<float, 2>(ctx, a, shared) : launch<float, 8>(ctx, a, shared)));
     }

@@ -1,9 +1,10 @@
 /*
- * Coarsening: levels >= 1 of the keys, values and queries (means over valid rows) and, for backward, of the output's
- * gradient (sums weighted by exp(min lse - lse)); the rotary angles; one number per row for backward.
+ * Coarsening: levels >= 1 of the keys, values and queries (means over valid rows) and, for
+ * backward, of the output's gradient (sums weighted by exp(min lse - lse)); the rotary angles;
+ * one number per row for backward.
  *
- * A launch reads one level and writes the next five: a thread has one column of 32 clusters, which it folds
- * two by two, as a binary counter carries.
+ * A launch reads one level and writes the next five: a thread has one column of 32 clusters,
+ * which it folds two by two, as a binary counter carries.
  */
 #include "cuda/generic_tile.h"
 
@@ -32,7 +33,8 @@ static int64_t fold_grid(const hti_cuda_args &a, int64_t columns) {
 DEVICE bool carries(int r, int step) { return (r & ((2 << step) - 1)) == (2 << step) - 1; }
 DEVICE bool stops(int r, int step) { return (r & ((2 << step) - 1)) == (1 << step) - 1; }
 
-/* Where the cluster that row c of the stage's level completes at this step lies; -1: there is none. */
+/* Where the cluster that row c of the stage's level completes at this step lies; -1: there is
+ * none. */
 DEVICE int64_t parent_at(const hti_cuda_args &a, const place &p, int64_t c, int step, int levels) {
     int level = a.stage + step + 1;
     int64_t parent = c >> (step + 1);
@@ -58,7 +60,8 @@ DEVICE operand operand_of(const hti_cuda_args &a, int index) {
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(COLUMNS) mean_kernel(const __grid_constant__ hti_cuda_args a) {
+static __global__ void __launch_bounds__(COLUMNS)
+    mean_kernel(const __grid_constant__ hti_cuda_args a) {
     operand o = operand_of(a, (int)blockIdx.y);
     column me;
     if (!find_column(&me, a, o.heads, o.dim)) return;
@@ -93,7 +96,8 @@ static __global__ void __launch_bounds__(COLUMNS) mean_kernel(const __grid_const
 }
 
 /* Query first with a mask: the first valid row of each cluster; one thread per tile of FOLD. */
-static __global__ void __launch_bounds__(COLUMNS) first_kernel(const __grid_constant__ hti_cuda_args a) {
+static __global__ void __launch_bounds__(COLUMNS)
+    first_kernel(const __grid_constant__ hti_cuda_args a) {
     int64_t t = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
     place p;
     if (t >= tiles_of(a, a.stage, FOLD) || !find_place(&p, a, a.stage, FOLD, t)) return;
@@ -134,14 +138,16 @@ ht_status hti_cuda_coarsen(const ht_context *ctx, const hti_cuda_args &args, int
                             COLUMNS, 0, a));
         unsigned tiles = (unsigned)((tiles_of(a, a.stage, FOLD) + COLUMNS - 1) / COLUMNS);
         if (a.first)
-            TRY(hti_cuda_launch(ctx, first_kernel, "finding first rows", dim3(tiles), COLUMNS, 0, a));
+            TRY(hti_cuda_launch(ctx, first_kernel, "finding first rows", dim3(tiles), COLUMNS, 0,
+                                a));
     }
     return HT_OK;
 }
 
 /* ---- rotary angles ---- */
 
-/* turn[t][i] = cosine and sine of t * theta^(-2i/d). The angle is reduced in double: t may be large. */
+/* turn[t][i] = cosine and sine of t * theta^(-2i/d). The angle is reduced in double: t may be
+ * large. */
 static __global__ void turn_kernel(const __grid_constant__ hti_cuda_args a) {
     int half = a.head_dim / 2, i = (int)threadIdx.x;
     if (i >= half) return;
@@ -158,7 +164,8 @@ static __global__ void turn_kernel(const __grid_constant__ hti_cuda_args a) {
 ht_status hti_cuda_turn(const ht_context *ctx, const hti_cuda_args &a) {
     int threads = (a.head_dim / 2 + 31) / 32 * 32;
     unsigned blocks = a.length < 4096 ? (unsigned)a.length : 4096;
-    return hti_cuda_launch(ctx, turn_kernel, "computing rotary angles", dim3(blocks), threads, 0, a);
+    return hti_cuda_launch(ctx, turn_kernel, "computing rotary angles", dim3(blocks), threads, 0,
+                           a);
 }
 
 /* ---- backward: h = <dout, out> - dlse of each row, then its pyramid ---- */
@@ -170,7 +177,8 @@ extern __shared__ float4 hti_shared[];
 
 /* 32 rows per block: all threads load, a lane per row multiplies */
 template <typename T>
-static __global__ void __launch_bounds__(THREADS) rowdot_kernel(const __grid_constant__ hti_cuda_args a) {
+static __global__ void __launch_bounds__(THREADS)
+    rowdot_kernel(const __grid_constant__ hti_cuda_args a) {
     int stride = tile_stride(a.value_dim);
     float *dz = (float *)hti_shared, *z = dz + 32 * stride;
     for (int64_t w = blockIdx.x; w < a.work; w += gridDim.x) {
@@ -188,15 +196,18 @@ static __global__ void __launch_bounds__(THREADS) rowdot_kernel(const __grid_con
         });
         __syncthreads();
         if (warp_id() != 0 || p.first + lane >= p.length) continue;
-        float sum = 0;
+        float4 sums = make_float4(0, 0, 0, 0);
         for (int x = 0; x < a.value_dim; x += 4)
-            sum = dot4(sum, *(float4 *)(dz + lane * stride + x), *(float4 *)(z + lane * stride + x));
-        if (a.dlse.data && live(lane)) sum -= *tensor_row<const float>(a.dlse, a, p, head, p.first + lane);
+            dot4(sums, *(float4 *)(dz + lane * stride + x), *(float4 *)(z + lane * stride + x));
+        float sum = total(sums);
+        if (a.dlse.data && live(lane))
+            sum -= *tensor_row<const float>(a.dlse, a, p, head, p.first + lane);
         a.h[at + lane] = sum;
     }
 }
 
-/* Rows of a cluster together: m the smallest lse (inf: no rows), g and h sums weighted by exp(m - lse). */
+/* Rows of a cluster together: m the smallest lse (inf: no rows), g and h sums weighted by exp(m -
+ * lse). */
 struct weighted {
     float m, h, g;
 };
@@ -222,7 +233,8 @@ DEVICE weighted read_weighted(const hti_cuda_args &a, const column &me, int64_t 
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(COLUMNS) restrict_kernel(const __grid_constant__ hti_cuda_args a) {
+static __global__ void __launch_bounds__(COLUMNS)
+    restrict_kernel(const __grid_constant__ hti_cuda_args a) {
     column me;
     if (!find_column(&me, a, a.q_heads, a.value_dim)) return;
     int levels = levels_of(a, me.p.length);

@@ -1,17 +1,16 @@
 /*
  * Generic forward kernel: every kind, mode and shape.
  *
- * mean and first: one launch over all coarse levels leaves (max, sum, numerator) of every coarse query in
- * `part`; the launch over level 0 then merges what the clusters above a row left. fine: each row walks over all
- * levels itself. full and local are level 0 alone. One running maximum per row, as in FlashAttention.
+ * mean and first: one launch over all coarse levels leaves (max, sum, numerator) of every coarse
+ * query in `part`; the launch over level 0 then merges what the clusters above a row left. fine:
+ * each row walks over all levels itself. full and local are level 0 alone. One running maximum
+ * per row, as in FlashAttention.
  */
 #include "cuda/generic_tile.h"
 
-/* Softmax over what a row has seen so far: numerator / sum of exp(s - max). `sum` is this lane's share. */
-template <int NC>
-struct softmax {
-    float max[PER], sum[PER], z[PER][NC];
-};
+/* Softmax over what a row has seen so far: numerator / sum of exp(s - max). `sum` is this lane's
+ * share. */
+template <int NC> struct softmax { float max[PER], sum[PER], z[PER][NC]; };
 
 struct forward_shared {
     float *q, *k, *v, *n;
@@ -31,11 +30,12 @@ HTI_FN forward_shared forward_layout(float *base, int head_dim, int value_dim, i
     return s;
 }
 
-/* One tile of keys is in shared memory: scores, weights, numerators of this warp's rows. c: own index of the
- * warp's first row; shift: from own index to query cluster. */
+/* One tile of keys is in shared memory: scores, weights, numerators of this warp's rows. c: own
+ * index of the warp's first row; shift: from own index to query cluster. */
 template <int NC>
-DEVICE void attend_tile(softmax<NC> &state, const hti_cuda_args &a, const place &p, const forward_shared &s,
-                        const reach (&r)[PER], int head, int level, int shift, int c, int j0) {
+DEVICE void attend_tile(softmax<NC> &state, const hti_cuda_args &a, const place &p,
+                        const forward_shared &s, const reach (&r)[PER], int head, int level,
+                        int shift, int c, int j0) {
     int j = j0 + lane_id(), other = a.other;
     float dot[PER], weight[PER];
     float n = lane_id() < other ? s.n[lane_id()] : 0;
@@ -44,7 +44,7 @@ DEVICE void attend_tile(softmax<NC> &state, const hti_cuda_args &a, const place 
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         bool sees = n > 0 && holds(r[i], j);
-        float x = sees ? score(a, dot[i], head, j - ((c + i) >> shift)) : -INFINITY;
+        float x = sees ? score_of(a, dot[i], head, j - ((c + i) >> shift)) : -INFINITY;
         float top = fmaxf(state.max[i], warp_max(x));
         float from = top == -INFINITY ? 0 : top;
         float fade = expf(state.max[i] - from);
@@ -57,7 +57,8 @@ DEVICE void attend_tile(softmax<NC> &state, const hti_cuda_args &a, const place 
     }
     float4 *weights = s.weights + warp_id() * other;
     __syncwarp();
-    if (lane_id() < other) weights[lane_id()] = make_float4(weight[0], weight[1], weight[2], weight[3]);
+    if (lane_id() < other)
+        weights[lane_id()] = make_float4(weight[0], weight[1], weight[2], weight[3]);
     __syncwarp();
     accumulate(state.z, weights, s.v, a.value_dim, other);
 }
@@ -66,7 +67,8 @@ DEVICE void attend_tile(softmax<NC> &state, const hti_cuda_args &a, const place 
 template <typename T, int NC>
 DEVICE void attend_level(softmax<NC> &state, const hti_cuda_args &a, const place &p,
                          const forward_shared &s, int head, int level, int shift) {
-    int own = lane_id() % OWN, rows = shift || level == 0 ? p.length : (int)hti_clusters(p.length, level);
+    int own = lane_id() % OWN,
+        rows = shift || level == 0 ? p.length : (int)hti_clusters(p.length, level);
     reach mine = {0, 0, 0, 0}, r[PER];
     if (p.first + own < rows) mine = keys_of(a, p.length, level, (p.first + own) >> shift);
     int lo, hi, kv_head = head / a.group;
@@ -87,7 +89,8 @@ DEVICE void attend_level(softmax<NC> &state, const hti_cuda_args &a, const place
 
 /* (max, sum, z) of one row += another state; sum is a lane's share in both or whole in both */
 template <int NC>
-DEVICE void merge(float &max, float &sum, float (&z)[NC], float max2, float sum2, const float (&z2)[NC]) {
+DEVICE void merge(float &max, float &sum, float (&z)[NC], float max2, float sum2,
+                  const float (&z2)[NC]) {
     float top = fmaxf(max, max2), from = top == -INFINITY ? 0 : top;
     float x = expf(max - from), y = expf(max2 - from);
     max = top;
@@ -114,7 +117,8 @@ DEVICE void store_part(const softmax<NC> &state, const hti_cuda_args &a, const p
 
 /* Merges cluster c of a level into a state. The sum belongs to one lane: lane 0. */
 template <int NC>
-DEVICE void merge_part(float &max, float &sum, float (&z)[NC], const hti_cuda_args &a, int64_t at, int64_t c) {
+DEVICE void merge_part(float &max, float &sum, float (&z)[NC], const hti_cuda_args &a, int64_t at,
+                       int64_t c) {
     float z2[NC];
     for (int x = 0; x < NC; x++) {
         int column = min(lane_id() + 32 * x, a.value_dim - 1);
@@ -132,7 +136,8 @@ DEVICE void merge_levels(softmax<NC> &state, const hti_cuda_args &a, const place
     float max = -INFINITY, sum = 0, z[NC];
     for (int x = 0; x < NC; x++) z[x] = 0;
     for (int level = levels - 1; level >= 2; level--)
-        merge_part(max, sum, z, a, head * a.clusters + hti_cluster_at(a, p.start, level), row >> level);
+        merge_part(max, sum, z, a, head * a.clusters + hti_cluster_at(a, p.start, level),
+                   row >> level);
     int64_t at = levels > 1 ? head * a.clusters + hti_cluster_at(a, p.start, 1) : 0;
 #pragma unroll
     for (int i = 0; i < PER; i++) {
@@ -166,7 +171,8 @@ DEVICE void store_rows(const softmax<NC> &state, const hti_cuda_args &a, const p
 extern __shared__ float4 hti_shared[];
 
 template <typename T, int NC>
-static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ hti_cuda_args a) {
+static __global__ void __launch_bounds__(THREADS)
+    forward_kernel(const __grid_constant__ hti_cuda_args a) {
     forward_shared s = forward_layout((float *)hti_shared, a.head_dim, a.value_dim, a.other);
     bool fine = a.query == HT_QUERY_FINE;
     for (int64_t w = blockIdx.x; w < a.work; w += gridDim.x) {
@@ -187,7 +193,8 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
             store_part(state, a, p, head, level);
             continue;
         }
-        if (fine && a.turn && levels_of(a, p.length) > 1) { /* coarse levels see the unturned query */
+        if (fine && a.turn &&
+            levels_of(a, p.length) > 1) { /* coarse levels see the unturned query */
             __syncthreads();
             load_queries<T>(s.q, OWN, a, p, head, 1, p.first);
         }
@@ -204,8 +211,7 @@ size_t hti_generic_forward_shared(const hti_cuda_args &a) {
     return (size_t)forward_layout(NULL, a.head_dim, a.value_dim, a.other).bytes;
 }
 
-template <typename T>
-static ht_status launch(const ht_context *ctx, const hti_cuda_args &a) {
+template <typename T> static ht_status launch(const ht_context *ctx, const hti_cuda_args &a) {
     unsigned grid = (unsigned)(a.work < INT32_MAX ? a.work : INT32_MAX);
     size_t shared = hti_generic_forward_shared(a);
     const char *name = "running the generic forward kernel";
@@ -221,8 +227,7 @@ ht_status hti_generic_forward(const ht_context *ctx, const hti_cuda_args &args, 
     if (a.levels > 1 && a.query != HT_QUERY_FINE) {
         a.coarse = 1;
         a.work = 0;
-        for (int l = 1; l < a.levels; l++)
-            a.work += a.level_work[l] = tiles_of(a, l, OWN);
+        for (int l = 1; l < a.levels; l++) a.work += a.level_work[l] = tiles_of(a, l, OWN);
         a.work *= a.q_heads;
         TRY(bf16 ? launch<__nv_bfloat16>(ctx, a) : launch<float>(ctx, a));
     }

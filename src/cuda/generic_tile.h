@@ -1,10 +1,11 @@
 /*
  * What the generic kernels are made of: tiles of query rows and key rows in shared memory.
  *
- * A block of four warps owns a tile of OWN rows (queries in forward and for dq, keys for dk and dv) and walks over
- * tiles of `other` partner rows. Each warp has PER own rows; in the score phase a lane is one partner row, in
- * the accumulation phase a lane has the columns lane, lane + 32, ... of its warp's rows. All arithmetic is
- * float. Rows that take no part (masked, beyond the end) are never read: they are zeros in shared memory.
+ * A block of four warps owns a tile of OWN rows (queries in forward and for dq, keys for dk and
+ * dv) and walks over tiles of `other` partner rows. Each warp has PER own rows; in the score
+ * phase a lane is one partner row, in the accumulation phase a lane has the columns lane, lane +
+ * 32, ... of its warp's rows. All arithmetic is float. Rows that take no part (masked, beyond the
+ * end) are never read: they are zeros in shared memory.
  */
 #ifndef HTI_GENERIC_TILE_H
 #define HTI_GENERIC_TILE_H
@@ -36,8 +37,8 @@ DEVICE float warp_sum(float x) {
     return x;
 }
 
-/* Floats from one row of a tile to the next: a multiple of 4, and of 4 an odd one, so that float4 reads of
- * 32 rows meet no bank twice. */
+/* Floats from one row of a tile to the next: a multiple of 4, and of 4 an odd one, so that float4
+ * reads of 32 rows meet no bank twice. */
 HTI_FN int tile_stride(int dim) { return ((dim + 3) / 4 | 1) * 4; }
 
 /* ---- where a tile lies ---- */
@@ -48,15 +49,16 @@ struct place {
     int64_t start; /* the sequence's first row, counted over all sequences */
 };
 
-/* Tiles before sequence b, which starts at `start`: an upper bound that needs no table. At level >= 1
- * only sequences longer than block * 2^level count, and each adds at least one to the second term. */
+/* Tiles before sequence b, which starts at `start`: an upper bound that needs no table. At level
+ * >= 1 only sequences longer than block * 2^level count, and each adds at least one to the second
+ * term. */
 HTI_FN int64_t tiles_before(int64_t start, int64_t b, int block, int level, int size) {
     int64_t full = start / ((int64_t)size << level);
     return full + (level == 0 ? b : start / ((int64_t)block << level));
 }
 
-/* Tiles are counted in the simplest way where nobody asks; the bias gradient is summed tile by tile and asks for the
- * same order whether equal lengths come as a batch or packed. */
+/* Tiles are counted in the simplest way where nobody asks; the bias gradient is summed tile by
+ * tile and asks for the same order whether equal lengths come as a batch or packed. */
 HTI_FN bool is_even(const hti_cuda_args &a) { return !a.cu && !a.dbias; }
 
 /* Tiles of `size` clusters at a level, over all sequences of the call. */
@@ -119,7 +121,8 @@ DEVICE bool holds(const reach &r, int j) {
 }
 
 DEVICE bool touches(const reach &r, int lo, int hi) {
-    return (r.lo0 < r.hi0 && lo < r.hi0 && r.lo0 < hi) || (r.lo1 < r.hi1 && lo < r.hi1 && r.lo1 < hi);
+    return (r.lo0 < r.hi0 && lo < r.hi0 && r.lo0 < hi) ||
+           (r.lo1 < r.hi1 && lo < r.hi1 && r.lo1 < hi);
 }
 
 /* Key clusters that query cluster c sees at a level. */
@@ -131,8 +134,8 @@ DEVICE reach keys_of(const hti_cuda_args &a, int length, int level, int c) {
     return {(int)l.lo, (int)l.hi, (int)r.lo, (int)r.hi};
 }
 
-/* Query clusters that see key cluster c: the same relation from the other side; causal keeps the later ones. In
- * query fine the answer is in rows. */
+/* Query clusters that see key cluster c: the same relation from the other side; causal keeps the
+ * later ones. In query fine the answer is in rows. */
 DEVICE reach queries_of(const hti_cuda_args &a, int length, int level, int c) {
     if (a.kind == HT_FULL) return {a.causal ? c : 0, length, 0, 0};
     int64_t clusters = hti_clusters(length, level);
@@ -142,11 +145,11 @@ DEVICE reach queries_of(const hti_cuda_args &a, int length, int level, int c) {
     if (a.causal && level > 0) l.hi = l.lo;
     if (level == 0 || a.query != HT_QUERY_FINE) return {(int)l.lo, (int)l.hi, (int)r.lo, (int)r.hi};
     int64_t end = length;
-    return {(int)min(l.lo << level, end), (int)min(l.hi << level, end), (int)min(r.lo << level, end),
-            (int)min(r.hi << level, end)};
+    return {(int)min(l.lo << level, end), (int)min(l.hi << level, end),
+            (int)min(r.lo << level, end), (int)min(r.hi << level, end)};
 }
 
-/* Partners of the whole tile, as far as one range says it; lane r (mod OWN) brings row r's reach. */
+/* Partners of the whole tile, as one range; lane r (mod OWN) brings row r's reach. */
 DEVICE void reach_of_tile(int *lo, int *hi, const reach &r) {
     int low = INT32_MAX, high = 0;
     if (r.lo0 < r.hi0) low = r.lo0, high = r.hi0;
@@ -169,7 +172,8 @@ DEVICE reach reach_of_row(const reach &r, int i) {
 /* ---- rows in memory ---- */
 
 template <typename T>
-DEVICE T *tensor_row(const ht_tensor &t, const hti_cuda_args &a, const place &p, int head, int64_t row) {
+DEVICE T *tensor_row(const ht_tensor &t, const hti_cuda_args &a, const place &p, int head,
+                     int64_t row) {
     int64_t base = a.cu ? p.start * t.row_stride : p.sequence * t.batch_stride;
     return (T *)t.data + base + row * t.row_stride + head * t.head_stride;
 }
@@ -193,8 +197,7 @@ DEVICE int first_row(const hti_cuda_args &a, const place &p, int level, int64_t 
 /* ---- filling tiles: dst [rows][tile_stride(dim)] ---- */
 
 /* row(r) gives the source of row r, or NULL for zeros. */
-template <typename S, typename Row>
-DEVICE void load_rows(float *dst, int rows, int dim, Row row) {
+template <typename S, typename Row> DEVICE void load_rows(float *dst, int rows, int dim, Row row) {
     int stride = tile_stride(dim);
     for (int r = warp_id(); r < rows; r += WARPS) {
         const S *src = row(r);
@@ -294,7 +297,8 @@ DEVICE void load_values(float *dst, int rows, const hti_cuda_args &a, const plac
 }
 
 /* counts[j] of key clusters j0 ..., by the first threads of the block */
-DEVICE void load_counts(float *counts, int rows, const hti_cuda_args &a, const place &p, int level, int j0) {
+DEVICE void load_counts(float *counts, int rows, const hti_cuda_args &a, const place &p, int level,
+                        int j0) {
     int64_t at = level > 0 ? hti_cluster_at(a, p.start, level) : 0;
     int r = (int)threadIdx.x;
     if (r < rows) counts[r] = key_count(a, p, level, at, j0 + r);
@@ -302,28 +306,36 @@ DEVICE void load_counts(float *counts, int rows, const hti_cuda_args &a, const p
 
 /* ---- arithmetic on tiles ---- */
 
-/* sum + <a, b> over four columns, in one order everywhere: a row with a single key then has <dz, z> = <dz, v> to the
- * bit, and no gradient of q. */
-DEVICE float dot4(float sum, const float4 &a, const float4 &b) {
-    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+/* <a, b> in four running sums, added up in one order everywhere: a row with a single key then has
+ * <dz, z> = <dz, v> to the bit, and no gradient of q. */
+DEVICE void dot4(float4 &sum, const float4 &a, const float4 &b) {
+    sum.x = fmaf(a.x, b.x, sum.x);
+    sum.y = fmaf(a.y, b.y, sum.y);
+    sum.z = fmaf(a.z, b.z, sum.z);
+    sum.w = fmaf(a.w, b.w, sum.w);
 }
+DEVICE float total(const float4 &sum) { return (sum.x + sum.y) + (sum.z + sum.w); }
 
-/* out[i] = <own row i of this warp, partner row `lane`>; rows of `own` begin at the warp's first one. */
+/* out[i] = <own row i of this warp, partner row `lane`>; rows of `own` begin at the warp's first
+ * one. */
 DEVICE void dots(float (&out)[PER], const float *own, const float *other, int dim, int rows) {
     int stride = tile_stride(dim);
     const float *b = other + min(lane_id(), rows - 1) * stride;
-    for (int i = 0; i < PER; i++) out[i] = 0;
+    float4 sum[PER];
+    for (int i = 0; i < PER; i++) sum[i] = make_float4(0, 0, 0, 0);
     for (int x = 0; x < dim; x += 4) {
         float4 q = *(const float4 *)(b + x);
 #pragma unroll
-        for (int i = 0; i < PER; i++) out[i] = dot4(out[i], *(const float4 *)(own + i * stride + x), q);
+        for (int i = 0; i < PER; i++) dot4(sum[i], *(const float4 *)(own + i * stride + x), q);
     }
+    for (int i = 0; i < PER; i++) out[i] = total(sum[i]);
 }
 
-/* acc[i][c] += sum over j of weights[j][i] * other[j][column c of this lane]. A zero weight adds nothing, even to a
- * row that holds NaN: such a row is the tile's partner, but not this row's. */
+/* acc[i][c] += sum over j of weights[j][i] * other[j][column c of this lane]. A zero weight adds
+ * nothing, even to a row that holds NaN: such a row is the tile's partner, but not this row's. */
 template <int NC>
-DEVICE void accumulate(float (&acc)[PER][NC], const float4 *weights, const float *other, int dim, int rows) {
+DEVICE void accumulate(float (&acc)[PER][NC], const float4 *weights, const float *other, int dim,
+                       int rows) {
     int stride = tile_stride(dim);
     for (int j = 0; j < rows; j++) {
         float4 w = weights[j];
@@ -338,19 +350,22 @@ DEVICE void accumulate(float (&acc)[PER][NC], const float4 *weights, const float
     }
 }
 
-/* scale * dot + bias, for a key `distance` clusters after the query */
-DEVICE float score(const hti_cuda_args &a, float dot, int head, int distance) {
-    float s = a.scale * dot;
-    if (!a.bias) return s;
-    int most = 2 * a.block - 1;
-    int entry = max(-most, min(most, distance)) + most;
-    return s + a.bias[(int64_t)entry * a.q_heads + head];
+/* The score of a key `distance` clusters after the query. Forward and backward must round it
+ * alike: a weight is exp(score - lse), and scores may be large. */
+DEVICE float score_of(const hti_cuda_args &a, float dot, int head, int distance) {
+    float bias = 0;
+    if (a.bias) {
+        int most = 2 * a.block - 1;
+        int entry = max(-most, min(most, distance)) + most;
+        bias = a.bias[(int64_t)entry * a.q_heads + head];
+    }
+    return fmaf(a.scale, dot, bias);
 }
 
-/* Dropout where a lane is a key: bit i says that the weight of own query c0 + i and key j0 + lane stays. Each lane
- * draws once, for four keys of one query; j0 is a multiple of four. */
-DEVICE unsigned keeps_of_queries(const hti_cuda_args &a, const place &p, int head, int level, int c0,
-                                 int j0) {
+/* Dropout where a lane is a key: bit i says that the weight of own query c0 + i and key j0 + lane
+ * stays. Each lane draws once, for four keys of one query; j0 is a multiple of four. */
+DEVICE unsigned keeps_of_queries(const hti_cuda_args &a, const place &p, int head, int level,
+                                 int c0, int j0) {
     int lane = lane_id();
     uint32_t stream = (uint32_t)p.sequence * (uint32_t)a.q_heads + (uint32_t)head;
     hti_philox draw = hti_dropout_words(a.seed, a.offset, stream, level, c0 + lane / 8,
@@ -363,8 +378,8 @@ DEVICE unsigned keeps_of_queries(const hti_cuda_args &a, const place &p, int hea
 }
 
 /* The same where a lane is a query: bit i for own key j0 + i; j0 is a multiple of four. */
-DEVICE unsigned keeps_of_keys(const hti_cuda_args &a, const place &p, int head, int level, int query,
-                              int j0) {
+DEVICE unsigned keeps_of_keys(const hti_cuda_args &a, const place &p, int head, int level,
+                              int query, int j0) {
     uint32_t stream = (uint32_t)p.sequence * (uint32_t)a.q_heads + (uint32_t)head;
     hti_philox draw = hti_dropout_words(a.seed, a.offset, stream, level, query, (uint32_t)(j0 / 4));
     unsigned bits = 0;
