@@ -3,6 +3,7 @@
  * run.
  */
 #include "cuda/cuda.h"
+#include "cuda/hier.h"
 
 #include <string.h>
 
@@ -132,6 +133,14 @@ void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *des
     need->scratch_forward = layout_forward(&a, NULL);
     set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
     need->scratch_backward = layout_backward(&a, NULL, desc->has_bias);
+    if (!hti_hier_plans(desc)) return;
+    /* the tuned kernels need more in saved and less in scratch; a call may still go to the
+     * generic ones */
+    need->saved = hti_hier_saved(desc);
+    if (need->scratch_forward < hti_hier_forward_scratch(desc))
+        need->scratch_forward = hti_hier_forward_scratch(desc);
+    if (need->scratch_backward < hti_hier_backward_scratch(desc))
+        need->scratch_backward = hti_hier_backward_scratch(desc);
 }
 
 /* ---- calls ---- */
@@ -148,6 +157,7 @@ ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
     int bf16 = call->desc->dtype == HT_BF16;
+    if (hti_hier_takes(hti_cuda_of(ctx), call)) return hti_hier_forward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
     layout_forward(&a, call->scratch);
     set_tensors(&a, call);
@@ -159,6 +169,8 @@ ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call 
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
     int bf16 = call->desc->dtype == HT_BF16;
+    if (hti_hier_takes(hti_cuda_of(ctx), call) && hti_hier_takes_backward(call))
+        return hti_hier_backward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
     layout_backward(&a, call->scratch, call->desc->has_bias);
     set_tensors(&a, call);

@@ -4,10 +4,10 @@
  *
  * Conventions that the generic and the tuned kernels share:
  *   saved    lse, float [q_heads][rows], rows counted over all sequences of the call; a row that
- * sees no key, and a masked query, hold -inf pyramid  levels >= 1 of all sequences of a call in one
- * array, [heads][clusters][dim]; cluster c of level l of the sequence that starts at row s lies at
- * hti_cluster_at(a, s, l) + c weights  K~ and V~ are means over valid rows, n is their number: P =
- * n * exp(s - lse)
+ *            sees no key, and a masked query, hold -inf
+ *   pyramid  levels >= 1 of all sequences of a call in one array, [heads][clusters][dim]; cluster
+ *            c of level l of the sequence that starts at row s lies at hti_cluster_at(a, s, l) + c
+ *   weights  K~ and V~ are means over valid rows, n is their number: P = n * exp(s - lse)
  */
 #ifndef HTI_CUDA_H
 #define HTI_CUDA_H

@@ -1,12 +1,12 @@
 /*
  * The decode state: appends rows to slots and attends with each (op.h, cache_extend).
  *
- * A block of eight warps has one (sequence, key head) and goes row by row. Appending: a thread has
- * one column (or, with rotary, one pair of columns) and carries it up through the levels that the
- * row completes. Attending: the query heads of the group share the warps; the keys of all levels
- * are dealt to a head's warps in batches, whose loads are all under way at once; the warps' softmax
- * states meet in shared memory. In query first a coarse level is computed by one warp, only when
- * the row begins a cluster there, and otherwise read from `part`.
+ * A block of eight warps has one (sequence, key head) and goes row by row. Appending: a thread
+ * has one column (or, with rotary, one pair of columns) and carries it up through the levels that
+ * the row completes. Attending: the query heads of the group share the warps; the keys of all
+ * levels are dealt to a head's warps in batches, whose loads are all under way at once; the
+ * warps' softmax states meet in shared memory. In query first a coarse level is computed by one
+ * warp, only when the row begins a cluster there, and otherwise read from `part`.
  */
 #include "cuda/cuda.h"
 
@@ -275,8 +275,7 @@ DEVICE void attend_batch(softmax<NC> &state, const float (&q)[NC], const decode_
             int distance = (int)max((int64_t)-most, min((int64_t)most, it.distance + j + b));
             x[b] += a.bias[(int64_t)(distance + most) * a.q_heads + head];
         }
-        if (!(n[b] > 0)) x[b] = -INFINITY;
-        top = fmaxf(top, x[b]);
+        if (n[b] > 0) top = fmaxf(top, x[b]);
     }
     float from = top == -INFINITY ? 0 : top, fade = expf(state.max - from);
     state.max = top;
@@ -291,8 +290,8 @@ DEVICE void attend_batch(softmax<NC> &state, const float (&q)[NC], const decode_
     }
 }
 
-/* The batches of a level that fall to one warp of a head: every `stride`-th, from the `turn`-th on.
- */
+/* The batches of a level that fall to one warp of a head: every `stride`-th, from the `turn`-th
+ * on. */
 template <typename S, int NC, int BATCH>
 DEVICE void attend_level(softmax<NC> &state, const float (&q)[NC], const decode_args &a,
                          const unit &u, const seen &it, int level, int head, int turn, int stride) {
@@ -309,7 +308,7 @@ template <int NC>
 DEVICE void store_part(const softmax<NC> &state, const decode_args &a, const unit &u, int level,
                        int head) {
     float *part = part_of(a, u, level, head);
-    if (lane_id() == 0) part[0] = state.sum > 0 ? state.max : 0, part[1] = state.sum;
+    if (lane_id() == 0) part[0] = state.sum != 0 ? state.max : 0, part[1] = state.sum;
     for (int c = 0; c < NC; c++)
         if (lane_id() + 32 * c < a.value_dim) part[2 + lane_id() + 32 * c] = state.z[c];
 }
@@ -358,7 +357,7 @@ DEVICE void finish(const decode_shared *s, const decode_args &a, const unit &u, 
         weight[r] = -INFINITY;
         if (!parts || l >= levels) continue;
         const float *part = part_of(a, u, l, head);
-        if (part[1] > 0) weight[r] = part[0];
+        if (part[1] != 0) weight[r] = part[0];
     }
     for (int r = 0; r < ROUNDS; r++) top = fmaxf(top, warp_max(weight[r]));
     float from = top == -INFINITY ? 0 : top;
@@ -382,9 +381,9 @@ DEVICE void finish(const decode_shared *s, const decode_args &a, const unit &u, 
     T *out = tensor_row<T>(a.out, a, u, head, i);
     for (int c = 0; c < NC; c++)
         if (lane_id() + 32 * c < a.value_dim)
-            put(out + lane_id() + 32 * c, sum > 0 ? z[c] / sum : 0);
+            put(out + lane_id() + 32 * c, sum != 0 ? z[c] / sum : 0);
     if (a.lse.data && lane_id() == 0)
-        *tensor_row<float>(a.lse, a, u, head, i) = sum > 0 ? top + logf(sum) : -INFINITY;
+        *tensor_row<float>(a.lse, a, u, head, i) = sum != 0 ? top + logf(sum) : -INFINITY;
 }
 
 /* A masked query: zero, and -inf. */

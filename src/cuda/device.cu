@@ -157,10 +157,12 @@ static ht_status cuda_alloc(ht_context *ctx, void **out, size_t bytes) {
     cudaError_t error = cudaMalloc(out, bytes ? bytes : 1);
     if (error == cudaSuccess) return HT_OK;
     *out = NULL;
-    if (error != cudaErrorMemoryAllocation) return hti_cuda_fail(ctx, error, "allocating memory");
     size_t available = 0, total = 0;
     cudaGetLastError();
     cudaMemGetInfo(&available, &total);
+    /* a size beyond all memory may come back as an invalid value */
+    if (error != cudaErrorMemoryAllocation && bytes <= total)
+        return hti_cuda_fail(ctx, error, "allocating memory");
     return hti_fail(ctx, HT_NOMEM,
                     "out of device memory on %s: %zu bytes wanted, %zu of %zu are free",
                     ctx->device, bytes, available, total);

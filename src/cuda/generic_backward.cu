@@ -6,13 +6,13 @@
  * with r the dropout factor and (m, h, G) of the query: lse, <dz, z> - dlse and dz of a row, or
  * their restriction to a coarse row. One kernel gathers dq over the keys of a query tile, one
  * gathers dk and dv over the queries of a key tile (all heads of its group). Coarse levels come
- * first and leave their sums in pyramids; level 0 then adds what the clusters above a row got, over
- * their number of valid rows.
+ * first and leave their sums in pyramids; level 0 then adds what the clusters above a row got,
+ * over their number of valid rows.
  *
- * Query fine: a coarse key tile is seen by many rows. Its queries are cut into pieces of piece_rows
- * rows; each piece leaves a partial sum, and a second kernel adds these in order. The bias
- * gradient: each block adds up its own table over all tiles it visits, and a last kernel adds the
- * tables in order.
+ * Query fine: a coarse key tile is seen by many rows. Its queries are cut into pieces of
+ * piece_rows rows; each piece leaves a partial sum, and a second kernel adds these in order. The
+ * bias gradient: each block adds up its own table over all tiles it visits, and a last kernel
+ * adds the tables in order.
  */
 #include "cuda/generic_tile.h"
 
@@ -201,7 +201,7 @@ DEVICE void gather_dq(float (&dq)[PER][NC], const hti_cuda_args &a, const place 
     for (int i = 0; i < PER; i++) {
         float m = s.m[own + i];
         bool sees = n > 0 && m != INFINITY && holds(r[i], j);
-        float x = sees ? score(a, dot[i], head, j - ((c + i) >> shift)) : 0;
+        float x = sees ? score_of(a, dot[i], head, j - ((c + i) >> shift)) : 0;
         float weight = sees ? n * expf(x - m) : 0;
         if (a.threshold) dp[i] = keeps >> i & 1 ? dp[i] * a.keep : 0;
         ds[i] = sees ? weight * (dp[i] - s.h[own + i]) : 0;
@@ -213,8 +213,8 @@ DEVICE void gather_dq(float (&dq)[PER][NC], const hti_cuda_args &a, const place 
     accumulate(dq, to, s.other0, a.head_dim, other);
 }
 
-/* Adds the tile's ds to this block's table, by distance: one thread sums one distance over the own
- * rows. */
+/* Adds the tile's ds to this block's table, by distance: one thread sums one distance over the
+ * own rows. */
 DEVICE void add_bias(const hti_cuda_args &a, const backward_shared &s, float *table, int c0,
                      int shift, int j0) {
     int first = c0 >> shift, last = (c0 + OWN - 1) >> shift, most = 2 * a.block - 1;
@@ -319,7 +319,7 @@ DEVICE void gather_dkdv(float (&dk)[PER][NC], float (&dv)[PER][NC], const hti_cu
     for (int i = 0; i < PER; i++) {
         float n = s.n[own + i];
         bool sees = n > 0 && m != INFINITY && holds(r[i], c);
-        float x = sees ? score(a, dot[i], head, j + i - (c >> shift)) : 0;
+        float x = sees ? score_of(a, dot[i], head, j + i - (c >> shift)) : 0;
         weight[i] = sees ? n * expf(x - m) : 0;
         float keep = a.threshold ? (keeps >> i & 1 ? a.keep : 0) : 1;
         ds[i] = sees ? weight[i] * (keep * dp[i] - h) : 0;
@@ -422,8 +422,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- second stages: sums in order ---- */
 
-/* Query fine: dK~ and dV~ of a tile = the sum of its pieces. A block per (level, tile, key head).
- */
+/* Query fine: dK~ and dV~ of a tile = the sum of its pieces. A block per level, tile, key head. */
 static __global__ void __launch_bounds__(THREADS)
     join_kernel(const __grid_constant__ hti_cuda_args a) {
     int kv_head = (int)(blockIdx.x % a.kv_heads);
@@ -447,8 +446,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* dbias [entry][head] += the blocks' tables, one after the other; block k of a head is k * q_heads
- * + head. */
+/* dbias [entry][head] += the blocks' tables, one after the other; block k of a head is k *
+ * q_heads + head. */
 static __global__ void __launch_bounds__(THREADS)
     bias_kernel(const __grid_constant__ hti_cuda_args a) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, table = 4 * a.block - 1;

@@ -1,10 +1,10 @@
 /*
  * Coarsening: levels >= 1 of the keys, values and queries (means over valid rows) and, for
- * backward, of the output's gradient (sums weighted by exp(min lse - lse)); the rotary angles; one
- * number per row for backward.
+ * backward, of the output's gradient (sums weighted by exp(min lse - lse)); the rotary angles;
+ * one number per row for backward.
  *
- * A launch reads one level and writes the next five: a thread has one column of 32 clusters, which
- * it folds two by two, as a binary counter carries.
+ * A launch reads one level and writes the next five: a thread has one column of 32 clusters,
+ * which it folds two by two, as a binary counter carries.
  */
 #include "cuda/generic_tile.h"
 
@@ -33,8 +33,8 @@ static int64_t fold_grid(const hti_cuda_args &a, int64_t columns) {
 DEVICE bool carries(int r, int step) { return (r & ((2 << step) - 1)) == (2 << step) - 1; }
 DEVICE bool stops(int r, int step) { return (r & ((2 << step) - 1)) == (1 << step) - 1; }
 
-/* Where the cluster that row c of the stage's level completes at this step lies; -1: there is none.
- */
+/* Where the cluster that row c of the stage's level completes at this step lies; -1: there is
+ * none. */
 DEVICE int64_t parent_at(const hti_cuda_args &a, const place &p, int64_t c, int step, int levels) {
     int level = a.stage + step + 1;
     int64_t parent = c >> (step + 1);
@@ -196,10 +196,10 @@ static __global__ void __launch_bounds__(THREADS)
         });
         __syncthreads();
         if (warp_id() != 0 || p.first + lane >= p.length) continue;
-        float sum = 0;
+        float4 sums = make_float4(0, 0, 0, 0);
         for (int x = 0; x < a.value_dim; x += 4)
-            sum =
-                dot4(sum, *(float4 *)(dz + lane * stride + x), *(float4 *)(z + lane * stride + x));
+            dot4(sums, *(float4 *)(dz + lane * stride + x), *(float4 *)(z + lane * stride + x));
+        float sum = total(sums);
         if (a.dlse.data && live(lane))
             sum -= *tensor_row<const float>(a.dlse, a, p, head, p.first + lane);
         a.h[at + lane] = sum;

@@ -3,8 +3,8 @@
  *
  * mean and first: one launch over all coarse levels leaves (max, sum, numerator) of every coarse
  * query in `part`; the launch over level 0 then merges what the clusters above a row left. fine:
- * each row walks over all levels itself. full and local are level 0 alone. One running maximum per
- * row, as in FlashAttention.
+ * each row walks over all levels itself. full and local are level 0 alone. One running maximum
+ * per row, as in FlashAttention.
  */
 #include "cuda/generic_tile.h"
 
@@ -44,7 +44,7 @@ DEVICE void attend_tile(softmax<NC> &state, const hti_cuda_args &a, const place 
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         bool sees = n > 0 && holds(r[i], j);
-        float x = sees ? score(a, dot[i], head, j - ((c + i) >> shift)) : -INFINITY;
+        float x = sees ? score_of(a, dot[i], head, j - ((c + i) >> shift)) : -INFINITY;
         float top = fmaxf(state.max[i], warp_max(x));
         float from = top == -INFINITY ? 0 : top;
         float fade = expf(state.max[i] - from);
@@ -153,7 +153,7 @@ DEVICE void store_rows(const softmax<NC> &state, const hti_cuda_args &a, const p
         int row = p.first + warp_id() * PER + i;
         float sum = warp_sum(state.sum[i]);
         if (row >= p.length) continue;
-        bool seen = sum > 0 && takes_part(a.query_mask, p, row);
+        bool seen = sum != 0 && takes_part(a.query_mask, p, row);
         float inverse = seen ? 1 / sum : 0, lse = seen ? state.max[i] + logf(sum) : -INFINITY;
         T *z = tensor_row<T>(a.out, a, p, head, row);
         for (int x = 0; x < NC; x++) {

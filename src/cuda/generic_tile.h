@@ -1,11 +1,11 @@
 /*
  * What the generic kernels are made of: tiles of query rows and key rows in shared memory.
  *
- * A block of four warps owns a tile of OWN rows (queries in forward and for dq, keys for dk and dv)
- * and walks over tiles of `other` partner rows. Each warp has PER own rows; in the score phase a
- * lane is one partner row, in the accumulation phase a lane has the columns lane, lane + 32, ... of
- * its warp's rows. All arithmetic is float. Rows that take no part (masked, beyond the end) are
- * never read: they are zeros in shared memory.
+ * A block of four warps owns a tile of OWN rows (queries in forward and for dq, keys for dk and
+ * dv) and walks over tiles of `other` partner rows. Each warp has PER own rows; in the score
+ * phase a lane is one partner row, in the accumulation phase a lane has the columns lane, lane +
+ * 32, ... of its warp's rows. All arithmetic is float. Rows that take no part (masked, beyond the
+ * end) are never read: they are zeros in shared memory.
  */
 #ifndef HTI_GENERIC_TILE_H
 #define HTI_GENERIC_TILE_H
@@ -49,17 +49,21 @@ struct place {
     int64_t start; /* the sequence's first row, counted over all sequences */
 };
 
-/* Tiles before sequence b, which starts at `start`: an upper bound that needs no table. At level >=
- * 1 only sequences longer than block * 2^level count, and each adds at least one to the second
+/* Tiles before sequence b, which starts at `start`: an upper bound that needs no table. At level
+ * >= 1 only sequences longer than block * 2^level count, and each adds at least one to the second
  * term. */
 HTI_FN int64_t tiles_before(int64_t start, int64_t b, int block, int level, int size) {
     int64_t full = start / ((int64_t)size << level);
     return full + (level == 0 ? b : start / ((int64_t)block << level));
 }
 
+/* Tiles are counted in the simplest way where nobody asks; the bias gradient is summed tile by
+ * tile and asks for the same order whether equal lengths come as a batch or packed. */
+HTI_FN bool is_even(const hti_cuda_args &a) { return !a.cu && !a.dbias; }
+
 /* Tiles of `size` clusters at a level, over all sequences of the call. */
 HTI_FN int64_t tiles_of(const hti_cuda_args &a, int level, int size) {
-    if (a.cu) return tiles_before(a.rows, a.sequences, a.block, level, size);
+    if (!is_even(a)) return tiles_before(a.rows, a.sequences, a.block, level, size);
     return (hti_clusters(a.length, level) + size - 1) / size * a.sequences;
 }
 
@@ -67,9 +71,13 @@ HTI_FN int levels_of(const hti_cuda_args &a, int length) {
     return a.kind == HT_HIERARCHICAL ? hti_levels(length, a.block) : 1;
 }
 
+DEVICE int64_t start_of(const hti_cuda_args &a, int b) {
+    return a.cu ? a.cu[b] : (int64_t)b * a.length;
+}
+
 /* Tile t of a level; false where the bound of tiles_of was too generous. */
 DEVICE bool find_place(place *p, const hti_cuda_args &a, int level, int size, int64_t t) {
-    if (!a.cu) {
+    if (is_even(a)) {
         int64_t per = (hti_clusters(a.length, level) + size - 1) / size;
         p->sequence = (int)(t / per);
         p->first = (int)(t % per) * size;
@@ -80,15 +88,15 @@ DEVICE bool find_place(place *p, const hti_cuda_args &a, int level, int size, in
     int low = 0, high = a.sequences;
     while (high - low > 1) {
         int middle = low + (high - low) / 2;
-        if (tiles_before(a.cu[middle], middle, a.block, level, size) <= t) {
+        if (tiles_before(start_of(a, middle), middle, a.block, level, size) <= t) {
             low = middle;
         } else {
             high = middle;
         }
     }
     p->sequence = low;
-    p->start = a.cu[low];
-    p->length = a.cu[low + 1] - a.cu[low];
+    p->start = start_of(a, low);
+    p->length = (int)(start_of(a, low + 1) - p->start);
     int64_t first = (t - tiles_before(p->start, low, a.block, level, size)) * size;
     if (p->length == 0 || first >= hti_clusters(p->length, level)) return false;
     p->first = (int)first;
@@ -141,8 +149,7 @@ DEVICE reach queries_of(const hti_cuda_args &a, int length, int level, int c) {
             (int)min(r.lo << level, end), (int)min(r.hi << level, end)};
 }
 
-/* Partners of the whole tile, as far as one range says it; lane r (mod OWN) brings row r's reach.
- */
+/* Partners of the whole tile, as one range; lane r (mod OWN) brings row r's reach. */
 DEVICE void reach_of_tile(int *lo, int *hi, const reach &r) {
     int low = INT32_MAX, high = 0;
     if (r.lo0 < r.hi0) low = r.lo0, high = r.hi0;
@@ -299,24 +306,29 @@ DEVICE void load_counts(float *counts, int rows, const hti_cuda_args &a, const p
 
 /* ---- arithmetic on tiles ---- */
 
-/* sum + <a, b> over four columns, in one order everywhere: a row with a single key then has <dz, z>
- * = <dz, v> to the bit, and no gradient of q. */
-DEVICE float dot4(float sum, const float4 &a, const float4 &b) {
-    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+/* <a, b> in four running sums, added up in one order everywhere: a row with a single key then has
+ * <dz, z> = <dz, v> to the bit, and no gradient of q. */
+DEVICE void dot4(float4 &sum, const float4 &a, const float4 &b) {
+    sum.x = fmaf(a.x, b.x, sum.x);
+    sum.y = fmaf(a.y, b.y, sum.y);
+    sum.z = fmaf(a.z, b.z, sum.z);
+    sum.w = fmaf(a.w, b.w, sum.w);
 }
+DEVICE float total(const float4 &sum) { return (sum.x + sum.y) + (sum.z + sum.w); }
 
 /* out[i] = <own row i of this warp, partner row `lane`>; rows of `own` begin at the warp's first
  * one. */
 DEVICE void dots(float (&out)[PER], const float *own, const float *other, int dim, int rows) {
     int stride = tile_stride(dim);
     const float *b = other + min(lane_id(), rows - 1) * stride;
-    for (int i = 0; i < PER; i++) out[i] = 0;
+    float4 sum[PER];
+    for (int i = 0; i < PER; i++) sum[i] = make_float4(0, 0, 0, 0);
     for (int x = 0; x < dim; x += 4) {
         float4 q = *(const float4 *)(b + x);
 #pragma unroll
-        for (int i = 0; i < PER; i++)
-            out[i] = dot4(out[i], *(const float4 *)(own + i * stride + x), q);
+        for (int i = 0; i < PER; i++) dot4(sum[i], *(const float4 *)(own + i * stride + x), q);
     }
+    for (int i = 0; i < PER; i++) out[i] = total(sum[i]);
 }
 
 /* acc[i][c] += sum over j of weights[j][i] * other[j][column c of this lane]. A zero weight adds
@@ -338,13 +350,16 @@ DEVICE void accumulate(float (&acc)[PER][NC], const float4 *weights, const float
     }
 }
 
-/* scale * dot + bias, for a key `distance` clusters after the query */
-DEVICE float score(const hti_cuda_args &a, float dot, int head, int distance) {
-    float s = a.scale * dot;
-    if (!a.bias) return s;
-    int most = 2 * a.block - 1;
-    int entry = max(-most, min(most, distance)) + most;
-    return s + a.bias[(int64_t)entry * a.q_heads + head];
+/* The score of a key `distance` clusters after the query. Forward and backward must round it
+ * alike: a weight is exp(score - lse), and scores may be large. */
+DEVICE float score_of(const hti_cuda_args &a, float dot, int head, int distance) {
+    float bias = 0;
+    if (a.bias) {
+        int most = 2 * a.block - 1;
+        int entry = max(-most, min(most, distance)) + most;
+        bias = a.bias[(int64_t)entry * a.q_heads + head];
+    }
+    return fmaf(a.scale, dot, bias);
 }
 
 /* Dropout where a lane is a key: bit i says that the weight of own query c0 + i and key j0 + lane

@@ -1,0 +1,76 @@
+/*
+ * Arguments of the tuned hierarchical kernels (bf16, block 16): a tower of stages. Stage s works on
+ * the rows of level 3s and covers levels 3s, 3s+1 and 3s+2; the two upper ones are built on chip.
+ * Level 3s of q, k and v for s >= 1 is written once by the coarsening kernel, as sums over the
+ * cluster's valid rows.
+ */
+#ifndef HTI_CUDA_HIER_H
+#define HTI_CUDA_HIER_H
+
+#include "cuda/cuda.h"
+
+#define HTI_STAGES 11      /* 3 * 11 levels of 31 bits of rows */
+#define HTI_HIER_CHUNK 256 /* rows of a thread block */
+
+typedef struct hti_hier_args {
+    int sequences, length;
+    const int32_t *cu; /* device [sequences + 1], or NULL: equal lengths */
+    int64_t rows;
+    int q_heads, kv_heads, group;
+    int query, causal;
+    int stages, stage;         /* of the longest sequence; of this launch */
+    uint32_t zero;             /* 0, but the compiler does not know: see opaque() */
+    float scale;               /* of the scores, times log2(e) */
+    float whole[3], factor[3]; /* levels 3s, 3s+1, 3s+2 where all clusters are whole: rows, factor
+                                  of a dot product */
+    ht_tensor q, k, v, out, lse;
+    const uint8_t *key_mask, *query_mask;
+    float *saved;
+
+    /* stage s >= 1: `tower[s]` rows per head */
+    int64_t tower[HTI_STAGES];
+    __nv_bfloat16 *tq[HTI_STAGES], *tk[HTI_STAGES], *tv[HTI_STAGES]; /* [heads][tower][dim] sums */
+    float *nk[HTI_STAGES], *nq[HTI_STAGES]; /* [tower] valid rows; only with masks */
+    __nv_bfloat16 *tz[HTI_STAGES]; /* [q_heads][tower][dim] output of the stages from s up */
+    float *tl[HTI_STAGES];         /* [q_heads][tower] its lse, log2 units */
+
+    /* backward; stage 0 of th is [q_heads][rows] */
+    ht_tensor dout, dlse, dq, dk, dv;
+    __nv_bfloat16 *tg[HTI_STAGES]; /* [q_heads][tower][dim] dout, weighted by exp(m - lse) */
+    float *tm[HTI_STAGES], *th[HTI_STAGES]; /* [q_heads][tower] m = smallest lse (log2), and h */
+    __nv_bfloat16 *gq[HTI_STAGES], *gk[HTI_STAGES], *gv[HTI_STAGES]; /* gradients of tq, tk, tv */
+} hti_hier_args;
+
+/* Row of a tower's stage at which a sequence starts. Packed: a sequence that has the level is
+ * longer than 8 * 2^level, so the second term keeps it apart from the next one. */
+HTI_FN int64_t hti_tower_at(const hti_hier_args &a, int level, int64_t sequence, int64_t start) {
+    if (a.cu) return (start >> level) + (start >> (level + 3));
+    return sequence * hti_clusters(a.length, level);
+}
+
+/* Rows that can be read and written 16 bytes at a time. */
+static inline int hti_aligned(const ht_tensor &t) {
+    return (uintptr_t)t.data % 16 == 0 && t.batch_stride % 8 == 0 && t.row_stride % 8 == 0 &&
+           t.head_stride % 8 == 0;
+}
+
+/* Whether the tuned kernels can serve a plan, and take this call of it (alignment). The choice
+ * depends on q, k, v and out alone, so that backward finds in saved what forward left there. */
+int hti_hier_plans(const ht_attention_desc *desc);
+int hti_hier_takes(const hti_cuda_backend *backend, const hti_attention_call *call);
+size_t hti_hier_saved(const ht_attention_desc *desc);
+size_t hti_hier_forward_scratch(const ht_attention_desc *desc);
+size_t hti_hier_backward_scratch(const ht_attention_desc *desc);
+ht_status hti_hier_forward(ht_context *ctx, const hti_attention_call *call);
+/* Backward also asks for aligned gradients, one query head per key head and head_dim <= 64. */
+int hti_hier_takes_backward(const hti_attention_call *call);
+ht_status hti_hier_backward(ht_context *ctx, const hti_attention_call *call);
+
+/* Shared by forward and backward: the call's numbers; the plan's largest; lse and towers in saved.
+ */
+void hti_hier_set(hti_hier_args *args, const hti_attention_call *call);
+void hti_hier_set_stage(hti_hier_args *args, int stage);
+void hti_hier_most(hti_hier_args *args, const ht_attention_desc *desc);
+size_t hti_hier_carve_saved(hti_hier_args *args, void *base, int dim, int with_lse);
+
+#endif
