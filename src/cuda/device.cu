@@ -249,24 +249,21 @@ ht_status hti_cuda_upload(const ht_context *ctx, int32_t *dst, const int32_t *sr
 
 /* ---- the table ---- */
 
-static const hti_ops cuda_ops = {
-    "cuda",
-    cuda_open,
-    cuda_close,
-    cuda_synchronize,
-    cuda_alloc,
-    cuda_release,
-    cuda_copy_in,
-    cuda_copy_out,
-    cuda_copy,
-    cuda_fill,
-    hti_cuda_attention_check,
-    hti_cuda_attention_need,
-    hti_cuda_attention_forward,
-    hti_cuda_attention_backward,
-    hti_cuda_cache_scratch,
-    hti_cuda_cache_extend,
-};
+/* Entries that are not named are NULL: there are no models on CUDA yet. */
+static hti_ops make_ops() {
+    hti_ops o = {};
+    o.name = "cuda";
+    o.open = cuda_open, o.close = cuda_close, o.synchronize = cuda_synchronize;
+    o.alloc = cuda_alloc, o.release = cuda_release;
+    o.copy_in = cuda_copy_in, o.copy_out = cuda_copy_out, o.copy = cuda_copy, o.fill = cuda_fill;
+    o.attention_check = hti_cuda_attention_check, o.attention_need = hti_cuda_attention_need;
+    o.attention_forward = hti_cuda_attention_forward;
+    o.attention_backward = hti_cuda_attention_backward;
+    o.cache_scratch = hti_cuda_cache_scratch, o.cache_extend = hti_cuda_cache_extend;
+    return o;
+}
+
+static const hti_ops cuda_ops = make_ops();
 
 /* ---- the list of devices ---- */
 
