@@ -18,7 +18,8 @@ struct ht_attention {
 ht_status hti_call_make(hti_attention_call *out, const ht_attention *plan,
                         const ht_attention_args *args, int bounded);
 
-/* As the public calls; offset_device is args->offset again in device memory, for captured graphs. */
+/* As the public calls; offset_device is args->offset again in device memory, for captured graphs.
+ */
 ht_status hti_attention_forward(const ht_attention *plan, const ht_attention_args *args,
                                 const uint32_t *offset_device);
 ht_status hti_attention_backward(const ht_attention *plan, const ht_attention_args *args,
