@@ -140,7 +140,7 @@ HTI_FN int64_t hti_cluster_at(const hti_cuda_args &a, int64_t start, int level) 
 
 /* ---- the generic kernels: every mode, every shape -------------------------------------------- */
 
-/* Levels >= 1 of k, v and, in mean and first, q (coarsen.cu). */
+/* Levels >= 1 of k, v and, in mean and first, q (generic_coarsen.cu). */
 ht_status hti_cuda_coarsen(const ht_context *ctx, const hti_cuda_args &args, int bf16);
 /* Cosines and sines of the rotary positions. */
 ht_status hti_cuda_turn(const ht_context *ctx, const hti_cuda_args &args);
