@@ -53,7 +53,7 @@ const program_result *program_run(const char *format, ...) {
     va_start(list, format);
     vsnprintf(words, sizeof words, format, list);
     va_end(list);
-    snprintf(command, sizeof command, "cd '%s' && { " HTRANSFORMER " %s ; } >.out 2>.err",
+    snprintf(command, sizeof command, "cd '%s' && { '" HTRANSFORMER "' %s ; } >.out 2>.err",
              directory, words);
     int status = system(command);
     free(result.out);

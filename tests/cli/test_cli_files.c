@@ -249,7 +249,8 @@ static void test_a_full_disk_leaves_nothing(void **state) {
     for (int existing = 0; existing < 2; existing++) {
         write_larger(existing ? "old" : NULL);
         snprintf(command, sizeof command,
-                 "cd '%s' && (ulimit -f 8; " HTRANSFORMER " " ATTEND " 2>.err)", program_path("."));
+                 "cd '%s' && (ulimit -f 8; '" HTRANSFORMER "' " ATTEND " 2>.err)",
+                 program_path("."));
         int status = system(command);
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
         program_expect(0, "", "--version");
