@@ -128,6 +128,9 @@ HT_API ht_status ht_memory_copy_in(ht_context *ctx, void *device_dst, const void
                                    size_t bytes);
 HT_API ht_status ht_memory_copy_out(ht_context *ctx, void *host_dst, const void *device_src,
                                     size_t bytes);
+/* Within the device; on CUDA asynchronous on the context's stream. */
+HT_API ht_status ht_memory_copy(ht_context *ctx, void *device_dst, const void *device_src,
+                                size_t bytes);
 
 /* ---- attention --------------------------------------------------------------------------- */
 

@@ -174,3 +174,9 @@ ht_status ht_memory_copy_out(ht_context *ctx, void *host_dst, const void *device
           "ht_memory_copy_out: NULL pointer");
     return bytes ? ctx->ops->copy_out(ctx, host_dst, device_src, bytes) : HT_OK;
 }
+
+ht_status ht_memory_copy(ht_context *ctx, void *device_dst, const void *device_src, size_t bytes) {
+    CHECK(ctx, bytes == 0 || (device_dst && device_src), HT_INVALID,
+          "ht_memory_copy: NULL pointer");
+    return bytes ? ctx->ops->copy(ctx, device_dst, device_src, bytes) : HT_OK;
+}

@@ -142,6 +142,14 @@ static void memory(void **state) {
     assert_int_equal(ht_memory_copy_out(ctx, &byte, NULL, 1), HT_INVALID);
     assert_int_equal(ht_memory_copy_out(ctx, NULL, block, 1), HT_INVALID);
     assert_int_equal(ht_memory_copy_in(ctx, NULL, NULL, 0), HT_OK);
+    assert_int_equal(ht_memory_copy(ctx, block, NULL, 1), HT_INVALID);
+    assert_int_equal(ht_memory_copy(ctx, NULL, block, 1), HT_INVALID);
+    byte = 7;
+    assert_int_equal(ht_memory_copy_in(ctx, block, &byte, 1), HT_OK);
+    assert_int_equal(ht_memory_copy(ctx, (char *)block + 64, block, 1), HT_OK);
+    byte = 0;
+    assert_int_equal(ht_memory_copy_out(ctx, &byte, (char *)block + 64, 1), HT_OK);
+    assert_int_equal(byte, 7);
     ht_memory_free(ctx, block);
     ht_memory_free(ctx, NULL);
     assert_int_equal(count.live, live);
