@@ -3,6 +3,7 @@
  * run.
  */
 #include "cuda/cuda.h"
+#include "cuda/full.h"
 #include "cuda/hier.h"
 
 #include <string.h>
@@ -105,7 +106,8 @@ static size_t layout_backward(hti_cuda_args *a, void *base, int has_bias) {
     hti_carver c = carver_at(base);
     int64_t kv = a->kv_heads * a->clusters, q = a->q_heads * a->clusters;
     carve_levels(&c, a);
-    a->h = c.take<float>(a->q_heads * a->rows);
+    /* kind full on tensor cores: pairs, lse beside h */
+    a->h = c.take<float>(a->q_heads * a->rows * (a->kind == HT_FULL ? 2 : 1));
     if (has_bias) {
         int64_t parts = a->rows / a->block;
         a->bias_parts = (int)(parts < 1 ? 1 : parts < 256 ? parts : 256);
@@ -162,6 +164,7 @@ ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *
     layout_forward(&a, call->scratch);
     set_tensors(&a, call);
     TRY(prepare(ctx, a, call, bf16));
+    if (hti_full_takes(call)) return hti_full_forward(ctx, call, a);
     return hti_generic_forward(ctx, a, bf16);
 }
 
@@ -175,6 +178,7 @@ ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call 
     layout_backward(&a, call->scratch, call->desc->has_bias);
     set_tensors(&a, call);
     TRY(prepare(ctx, a, call, bf16));
+    if (hti_full_takes_backward(call)) return hti_full_backward(ctx, call, a);
     TRY(hti_cuda_restrict(ctx, a, bf16));
     return hti_generic_backward(ctx, a, bf16);
 }
