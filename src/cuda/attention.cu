@@ -135,6 +135,8 @@ void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *des
     need->scratch_forward = layout_forward(&a, NULL);
     set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
     need->scratch_backward = layout_backward(&a, NULL, desc->has_bias);
+    if (hti_fine_plans(desc) && need->scratch_forward < hti_fine_scratch(desc))
+        need->scratch_forward = hti_fine_scratch(desc);
     if (!hti_hier_plans(desc)) return;
     /* the tuned kernels need more in saved and less in scratch; a call may still go to the
      * generic ones */
@@ -160,6 +162,7 @@ ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *
     hti_cuda_args a;
     int bf16 = call->desc->dtype == HT_BF16;
     if (hti_hier_takes(hti_cuda_of(ctx), call)) return hti_hier_forward(ctx, call);
+    if (hti_fine_takes(hti_cuda_of(ctx), call)) return hti_fine_forward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
     layout_forward(&a, call->scratch);
     set_tensors(&a, call);

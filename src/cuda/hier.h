@@ -66,6 +66,14 @@ ht_status hti_hier_forward(ht_context *ctx, const hti_attention_call *call);
 int hti_hier_takes_backward(const hti_attention_call *call);
 ht_status hti_hier_backward(ht_context *ctx, const hti_attention_call *call);
 
+/* Query mode fine, forward only; saved is lse alone, as the generic backward wants it. */
+int hti_fine_plans(const ht_attention_desc *desc);
+int hti_fine_takes(const hti_cuda_backend *backend, const hti_attention_call *call);
+size_t hti_fine_scratch(const ht_attention_desc *desc);
+ht_status hti_fine_forward(ht_context *ctx, const hti_attention_call *call);
+
+/* What all tuned kernels ask of a plan, whatever its query mode. */
+int hti_hier_fits(const ht_attention_desc *desc);
 /* Shared by forward and backward: the call's numbers; the plan's largest; lse and towers in saved.
  */
 void hti_hier_set(hti_hier_args *args, const hti_attention_call *call);
