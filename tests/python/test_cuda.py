@@ -48,7 +48,7 @@ def test_agrees_with_cpu(query, causal):
     options = {"query": query, "causal": causal, "cu_seqlens": [0, 120, 120, 300]}
     results = []
     for device, dtype in (("cpu", torch.float64), ("cpu", torch.float32), ("cuda", torch.float32)):
-        inputs = [x.to(device, dtype).requires_grad_() for x in (q, k, v, bias)]
+        inputs = [x.clone().to(device, dtype).requires_grad_() for x in (q, k, v, bias)]
         z = htransformer.attention(*inputs[:3], bias=inputs[3], key_mask=mask.to(device),
                                    query_mask=mask.to(device), **options)
         z.square().sum().backward()
