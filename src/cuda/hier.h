@@ -9,15 +9,20 @@
 
 #include "cuda/cuda.h"
 
-#define HTI_STAGES 11      /* 3 * 11 levels of 31 bits of rows */
-#define HTI_HIER_CHUNK 256 /* rows of a thread block */
+#define HTI_STAGES 11 /* 3 * 11 levels of 31 bits of rows */
+
+/* A tensor as a stage of forward sees it, strides in units of 16 bytes: 32 bits do for 64 GiB. */
+typedef struct hti_flat {
+    char *data;
+    uint32_t batch, row, head;
+} hti_flat;
 
 typedef struct hti_hier_args {
     int sequences, length;
     const int32_t *cu; /* device [sequences + 1], or NULL: equal lengths */
     int64_t rows;
     int q_heads, kv_heads, group;
-    int query, causal;
+    int query, causal, local;  /* local: level 0 alone */
     int stages, stage;         /* of the longest sequence; of this launch */
     uint32_t zero;             /* 0, but the compiler does not know: see opaque() */
     float scale;               /* of the scores, times log2(e) */
@@ -26,6 +31,9 @@ typedef struct hti_hier_args {
     ht_tensor q, k, v, out, lse;
     const uint8_t *key_mask, *query_mask;
     float *saved;
+    hti_flat fq, fk, fv, fz; /* forward: inputs and output of this launch's stage */
+    float *flse;             /* [q_heads][flse_head] its lse, or NULL */
+    int64_t flse_head;
 
     /* stage s >= 1: `tower[s]` rows per head */
     int64_t tower[HTI_STAGES];
@@ -50,8 +58,10 @@ HTI_FN int64_t hti_tower_at(const hti_hier_args &a, int level, int64_t sequence,
 
 /* Rows that can be read and written 16 bytes at a time. */
 static inline int hti_aligned(const ht_tensor &t) {
+    const int64_t most = (int64_t)1 << 32, row = (int64_t)1 << 20; /* in elements */
     return (uintptr_t)t.data % 16 == 0 && t.batch_stride % 8 == 0 && t.row_stride % 8 == 0 &&
-           t.head_stride % 8 == 0;
+           t.head_stride % 8 == 0 && t.batch_stride >= 0 && t.batch_stride < most &&
+           t.row_stride >= 0 && t.row_stride < row && t.head_stride >= 0 && t.head_stride < most;
 }
 
 /* Whether the tuned kernels can serve a plan, and take this call of it (alignment). The choice

@@ -39,8 +39,8 @@ template <int D> __global__ void __launch_bounds__(256, 2) hier_restrict(hti_hie
     extern __shared__ float sums[]; /* [SPAN3][D] G of level 3, then [SPAN3] m and [SPAN3] h */
     float *ms = sums + SPAN3 * D, *hs = ms + SPAN3;
     place p;
-    int head = blockIdx.y;
-    if (!find_place(p, a, blockIdx.x, blockIdx.z, 0, SPAN)) return;
+    int head = blockIdx.x;
+    if (!find_place(p, a, blockIdx.y, blockIdx.z, 0, SPAN)) return;
     const bf16 *dz = (const bf16 *)a.dout.data + tensor_base(a, a.dout, p, head);
     const bf16 *z = (const bf16 *)a.out.data + tensor_base(a, a.out, p, head);
     const float *dlse = (const float *)a.dlse.data;
@@ -123,9 +123,9 @@ template <int D> __global__ void __launch_bounds__(256, 2) hier_restrict(hti_hie
 
 /* Stage s >= 4 from stage s - 1. grid: (rows, heads), a thread per column */
 template <int D> __global__ void hier_restrict_up(hti_hier_args a) {
-    int s = a.stage, head = blockIdx.y, c = threadIdx.x;
+    int s = a.stage, head = blockIdx.x, c = threadIdx.x;
     place p;
-    if (!find_place(p, a, blockIdx.x, blockIdx.z, 3 * s, 1)) return;
+    if (!find_place(p, a, blockIdx.y, blockIdx.z, 3 * s, 1)) return;
     int64_t below = head * a.tower[s - 1] + hti_tower_at(a, 3 * s - 3, p.sequence, p.start);
     int64_t from = below + 8 * (int64_t)p.first, end = below + hti_clusters(p.length, 3 * s - 3);
     int64_t to = head * a.tower[s] + hti_tower_at(a, 3 * s, p.sequence, p.start) + p.first;
@@ -602,9 +602,9 @@ template <int D, int PLAIN, int BASE>
 __global__ void __launch_bounds__(THREADS, 1) hier_grad_stage(hti_hier_args a) {
     extern __shared__ __align__(128) char shared_bytes[];
     shared_rows<D> &sh = *(shared_rows<D> *)shared_bytes;
-    int warp = warp_index(), lane = threadIdx.x % 32, strip = warp % STRIPS, head = blockIdx.y;
+    int warp = warp_index(), lane = threadIdx.x % 32, strip = warp % STRIPS, head = blockIdx.x;
     place p;
-    if (!find_place(p, a, blockIdx.x, blockIdx.z, 3 * a.stage, CHUNK)) return;
+    if (!find_place(p, a, blockIdx.y, blockIdx.z, 3 * a.stage, CHUNK)) return;
     if (a.stage == a.stages - 1) chain_wait(); /* for the tower */
     chain_next();
     sources s = sources_of<BASE>(a, p, head, D);
@@ -656,7 +656,7 @@ int hti_hier_takes_backward(const hti_attention_call *c) {
 }
 
 template <int D, int PLAIN> static ht_status run_stage(ht_context *ctx, const hti_hier_args &a) {
-    dim3 grid = grid_of(a, 3 * a.stage, CHUNK, a.q_heads);
+    dim3 grid = grid_heads(a, 3 * a.stage, CHUNK, a.q_heads);
     size_t shared = sizeof(shared_rows<D>);
     if (a.stage == 0)
         return launch_chained(ctx, hier_grad_stage<D, PLAIN, 1>, "hier_grad_stage", grid, THREADS,
@@ -667,10 +667,10 @@ template <int D, int PLAIN> static ht_status run_stage(ht_context *ctx, const ht
 
 template <int D> static ht_status run_backward(ht_context *ctx, hti_hier_args a) {
     size_t shared = (SPAN3 * D + 2 * SPAN3) * sizeof(float);
-    TRY(hti_cuda_launch(ctx, hier_restrict<D>, "hier_restrict", grid_of(a, 0, SPAN, a.q_heads), 256,
-                        shared, a));
+    TRY(hti_cuda_launch(ctx, hier_restrict<D>, "hier_restrict", grid_heads(a, 0, SPAN, a.q_heads),
+                        256, shared, a));
     for (a.stage = 4; a.stage < a.stages; a.stage++) {
-        dim3 grid = grid_of(a, 3 * a.stage, 1, a.q_heads);
+        dim3 grid = grid_heads(a, 3 * a.stage, 1, a.q_heads);
         TRY(hti_cuda_launch(ctx, hier_restrict_up<D>, "hier_restrict_up", grid, D, 0, a));
     }
     for (int s = a.stages - 1; s >= 0; s--) {

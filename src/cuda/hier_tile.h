@@ -138,12 +138,12 @@ template <int D>
 static __device__ __forceinline__ void load_row(uint32_t out[D / 8], const bf16 *row, int t,
                                                 int there) {
     if constexpr (D == 16) {
-        uint2 x = there ? *(const uint2 *)(row + 4 * t) : make_uint2(0, 0);
+        uint2 x = there ? __ldg((const uint2 *)(row + 4 * t)) : make_uint2(0, 0);
         out[0] = x.x, out[1] = x.y;
     } else {
 #pragma unroll
         for (int i = 0; i < D / 32; i++) {
-            uint4 x = there ? *(const uint4 *)(row + 32 * i + 8 * t) : make_uint4(0, 0, 0, 0);
+            uint4 x = there ? __ldg((const uint4 *)(row + 32 * i + 8 * t)) : make_uint4(0, 0, 0, 0);
             out[4 * i] = x.x, out[4 * i + 1] = x.y, out[4 * i + 2] = x.z, out[4 * i + 3] = x.w;
         }
     }
