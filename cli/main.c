@@ -7,6 +7,8 @@
 #include <htransformer.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <time.h>
 
 #define ABOUT "attention whose cost is linear in the length of the sequence"
 
@@ -145,8 +147,23 @@ static int dispatch(int argc, char **argv) {
     return unknown(argc, argv);
 }
 
+/* After --verbose: how long it took and how much memory it had at most. */
+static void account(const struct timespec *start) {
+    struct timespec now;
+    struct rusage use;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    double seconds = (double)(now.tv_sec - start->tv_sec) + 1e-9 * (double)now.tv_nsec -
+                     1e-9 * (double)start->tv_nsec;
+    if (getrusage(RUSAGE_SELF, &use) == 0)
+        cli_detail(NULL, "%.2f s, %.1f MB of memory at most", seconds,
+                   (double)use.ru_maxrss * 1024 / 1e6);
+}
+
 int main(int argc, char **argv) {
+    struct timespec start;
+    clock_gettime(CLOCK_MONOTONIC, &start);
     int code = dispatch(argc - 1, argv + 1);
+    account(&start);
     /* a full disk shows itself only when the last bytes leave */
     if (fflush(stdout) != 0 || ferror(stdout)) {
         cli_say(NULL, "the output could not be written");

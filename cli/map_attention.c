@@ -168,7 +168,7 @@ static void print(const map_input *in, const map_values *v, distance d) {
                d.relative, 100 * d.variation);
         const char *files[] = {v->out, v->effective, v->exact};
         for (int i = 0; i < 3; i++)
-            if (files[i]) printf("written: %s\n", files[i]);
+            if (files[i] && !cli_quiet()) printf("written: %s\n", files[i]);
         return;
     }
     json_open(&json, NULL, '{');

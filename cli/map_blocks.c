@@ -223,7 +223,7 @@ static void print_table(const map_shape *s, const char *out) {
     printf("%.4g products per row; full attention needs %.0f in all, %.3g times as many\n",
            products / rows, full, full / products);
     if (s->length <= 32 && !out) print_digits(s);
-    if (out) printf("written: %s\n", out);
+    if (out && !cli_quiet()) printf("written: %s\n", out);
 }
 
 bool map_blocks(const map_values *v, int *code, cli_error *error) {

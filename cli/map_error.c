@@ -99,7 +99,7 @@ static void print_table(const error_table *t, const map_input *in, const map_val
                 printf("  %10.3g (%7.4g)", t->error[m][b], t->products[m][b]);
         putchar('\n');
     }
-    if (v->out) printf("written: %s\n", v->out);
+    if (v->out && !cli_quiet()) printf("written: %s\n", v->out);
 }
 
 static bool draw(const error_table *t, const map_input *in, const char *path, cli_error *error) {

@@ -225,7 +225,7 @@ static void print_table(const rank_map *m, const map_values *v) {
     printf("stored entries %" PRId64 " of %" PRId64 ", compression rate %.4g\n", m->stored,
            m->rows * m->columns, rate(m));
     print_grid(m);
-    if (v->out) printf("written: %s\n", v->out);
+    if (v->out && !cli_quiet()) printf("written: %s\n", v->out);
 }
 
 /* Darker where the rank is nearer to full. */
