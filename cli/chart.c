@@ -140,9 +140,9 @@ static void write_legend(FILE *out, const chart *c) {
     for (int s = c->count - 1; s >= 0; s--) {
         const chart_series *line = &c->series[s];
         if (!line->name) continue;
-        x -= 7.0 * (double)strlen(line->name);
+        x -= 7.4 * (double)strlen(line->name);
         if (x < 150) break; /* the rest is in the page's table */
-        fprintf(out, "<text class=\"tick\" x=\"%.1f\" y=\"20\">", x);
+        fprintf(out, "<text class=\"tick legend\" x=\"%.1f\" y=\"20\">", x);
         picture_escaped(out, line->name);
         fprintf(out, "</text><path class=\"line c%d%s\" d=\"M%.1f 16h14\"/>\n", line->colour % 8,
                 line->dashed ? " dashed" : "", x - 19);
@@ -178,10 +178,10 @@ void chart_write(FILE *out, const chart *c) {
 }
 
 /* Eight colours that stay apart for most eyes, for a light and for a dark page. */
-static void write_colours(FILE *out, const char *indent, const char *const *colours) {
+static void write_colours(FILE *out, const char *const *colours) {
     for (int i = 0; i < 8; i++)
-        fprintf(out, "%s.c%d{stroke:%s}%s.dot.c%d{fill:%s}\n", indent, i, colours[i], "", i,
-                colours[i]);
+        fprintf(out, ".c%d{stroke:%s}.dot.c%d{fill:%s}.k%d{background:%s}\n", i, colours[i], i,
+                colours[i], i, colours[i]);
 }
 
 void chart_style(FILE *out) {
@@ -198,9 +198,12 @@ void chart_style(FILE *out) {
           ".line{fill:none;stroke-width:1.8;stroke-linejoin:round}\n"
           ".faint{stroke-width:1;opacity:.3}\n.dashed{stroke-dasharray:5 4}\n.dot{stroke:none}\n",
           out);
-    write_colours(out, "", light);
+    write_colours(out, light);
+    fputs("@media (max-width:600px){.chart .tick{font-size:18px}.chart .title{font-size:20px}"
+          ".chart .legend{font-size:14px}.line{stroke-width:2.6}}\n",
+          out);
     fputs("@media (prefers-color-scheme:dark){.chart{color:#e4e9f0}\n", out);
-    write_colours(out, "", dark);
+    write_colours(out, dark);
     fputs("}\n", out);
 }
 

@@ -19,6 +19,7 @@ static const struct {
     {"help info", "info.txt"},
     {"help attend", "attend.txt"},
     {"help map", "map.txt"},
+    {"help report", "report.txt"},
     {"help train", "train.txt"},
     {"help eval", "eval.txt"},
     {"help predict", "predict.txt"},
