@@ -34,6 +34,17 @@ void cli_wrap(FILE *out, const char *text, int column, int indent, int width) {
     fputc('\n', out);
 }
 
+const char *cli_command_words(char *out, size_t bytes, const cli_command *command) {
+    const char *format = command->word_optional ? " [%s]%s%s" : " %s%s%s";
+    out[0] = '\0';
+    if (command->many_words)
+        snprintf(out, bytes, " %s...", command->word);
+    else if (command->word)
+        snprintf(out, bytes, format, command->word, command->second ? " " : "",
+                 command->second ? command->second : "");
+    return out;
+}
+
 int cli_option_words(char *out, size_t bytes, const cli_option *o) {
     int n = 0;
     if (o->letter) n = snprintf(out, bytes, "-%c, ", o->letter);
@@ -64,12 +75,10 @@ static void help_option(FILE *out, const cli_option *o) {
 }
 
 static void help_usage(FILE *out, const cli_command *command) {
-    char line[512];
-    int n = snprintf(line, sizeof line, "usage: htransformer %s", command->name);
+    char line[512], own[96];
+    int n = snprintf(line, sizeof line, "usage: htransformer %s%s", command->name,
+                     cli_command_words(own, sizeof own, command));
     bool more = false;
-    if (command->word)
-        n += snprintf(line + n, sizeof line - (size_t)n, " %s%s", command->word,
-                      command->many_words ? "..." : "");
     for (const cli_option *o = command->options; o->name; o++) {
         char words[128];
         if (!o->required) {

@@ -216,6 +216,8 @@ static bool parse_word(void *values, const cli_command *command, int *i, int arg
     } else {
         bool known = common_option(name, n, equals);
         o = find_option(command->options, name, n);
+        if (!o && equals && find_option(cli_common, name, n))
+            return cli_fail(error, "--%.*s takes no value, got '%s'", (int)n, name, equals + 1);
         if (!o && known) return true;
         if (!o) return unknown_option(command->options, name, n, error);
     }
@@ -231,28 +233,26 @@ static bool parse_word(void *values, const cli_command *command, int *i, int arg
     return parse_value(values, o, text, error);
 }
 
-/* A word without dashes, where the command has room for it. */
-static bool take_word(void *values, const cli_command *command, const char *text) {
-    void *field = (char *)values + command->word_offset;
-    if (!command->word || (text[0] == '-' && text[1])) return false;
-    if (command->many_words) {
-        cli_words *words = field;
-        if (words->count == sizeof words->at / sizeof words->at[0]) return false;
-        words->at[words->count++] = text;
-        return true;
-    }
-    if (*(const char **)field) return false;
-    *(const char **)field = text;
+/* A word without dashes, where the command has room for it; words so far in *given. */
+static bool take_word(void *values, const cli_command *command, const char *text, int *given) {
+    cli_words *many = (cli_words *)(void *)((char *)values + command->word_offset);
+    const char **words = (const char **)(void *)many;
+    int most = command->many_words ? (int)(sizeof many->at / sizeof many->at[0])
+                                   : (command->word != NULL) + (command->second != NULL);
+    if (*given >= most || (text[0] == '-' && text[1])) return false;
+    words[(*given)++] = text;
+    if (command->many_words) many->count = *given;
     return true;
 }
 
-/* Is a word there, and one that there is? */
-static bool check_word(const void *values, const cli_command *command, cli_error *error) {
-    const void *field = (const char *)values + command->word_offset;
-    if (!command->word) return true;
-    const char *word = *(const char *const *)field; /* the first of many lies at the same place */
-    if (!word) return cli_fail(error, "%s is missing", command->word);
-    if (!command->word_choices) return true;
+/* Are the words there, and is the first one that there is? */
+static bool check_words(const void *values, const cli_command *command, int given,
+                        cli_error *error) {
+    int wanted = (command->word && !command->word_optional) + (command->second != NULL);
+    if (given < wanted)
+        return cli_fail(error, "%s is missing", given ? command->second : command->word);
+    if (!command->word_choices || !given) return true;
+    const char *word = *(const char *const *)((const char *)values + command->word_offset);
     for (const char *const *c = command->word_choices; *c; c++)
         if (strcmp(*c, word) == 0) return true;
     char all[160], hint[64];
@@ -262,9 +262,10 @@ static bool check_word(const void *values, const cli_command *command, cli_error
 }
 
 bool cli_parse(void *values, const cli_command *command, int argc, char **argv, cli_error *error) {
+    int given = 0;
     if (!parse_fallbacks(values, command->options, false, error)) return false;
     for (int i = 0; i < argc; i++) {
-        if (take_word(values, command, argv[i])) continue;
+        if (take_word(values, command, argv[i], &given)) continue;
         bool dashes = strncmp(argv[i], "--", 2) == 0 && argv[i][2];
         bool letter = argv[i][0] == '-' && argv[i][1] && argv[i][1] != '-' && !argv[i][2];
         if (letter && !find_letter(command->options, argv[i]))
@@ -274,7 +275,7 @@ bool cli_parse(void *values, const cli_command *command, int argc, char **argv, 
         if (!parse_word(values, command, &i, argc, argv, error)) return false;
     }
     if (!parse_fallbacks(values, command->options, true, error)) return false;
-    if (!check_word(values, command, error)) return false;
+    if (!check_words(values, command, given, error)) return false;
     for (const cli_option *o = command->options; o->name; o++)
         if (o->required && !*(const char **)((char *)values + o->offset))
             return cli_fail(error, "--%s %s is missing", o->name, o->value);

@@ -52,9 +52,11 @@ typedef struct cli_command {
     const char *summary;
     const char *about; /* shown under the options; paragraphs end in '\n' */
     const cli_option *options;
-    const char *word;   /* one word without dashes, as help calls it: "RUN"; NULL: none */
-    size_t word_offset; /* of its const char * field, or its cli_words */
-    int many_words;     /* one or more of them */
+    const char *word; /* one word without dashes, as help calls it: "RUN"; NULL: none */
+    int word_optional;
+    size_t word_offset; /* of its const char * field; a second word's field follows it */
+    const char *second; /* the second word, likewise; NULL: none */
+    int many_words;     /* one or more of them; the field is a cli_words */
     const char *const *word_choices; /* the words that there are; NULL: any */
     size_t values_bytes;             /* of the struct that offset points into */
     int (*run)(const void *values);  /* returns the exit code */
@@ -68,6 +70,9 @@ extern const cli_option cli_common[];
 
 /* The whole help page of one command. */
 void cli_help(FILE *out, const cli_command *command);
+
+/* " RUN", " [RUN]", " RUN...", " FROM TO", or nothing. */
+const char *cli_command_words(char *out, size_t bytes, const cli_command *command);
 
 /* "--query mean|first|fine", "-o, --out FILE"; returns its length. */
 int cli_option_words(char *out, size_t bytes, const cli_option *o);
