@@ -93,8 +93,12 @@ static void help_usage(FILE *out, const cli_command *command) {
 }
 
 void cli_help(FILE *out, const cli_command *command) {
-    fprintf(out, "%shtransformer %s%s - %s\n\n", cli_bold(out), command->name, cli_plain(out),
-            command->summary);
+    char title[512];
+    int n = fprintf(out, "%shtransformer %s%s", cli_bold(out), command->name, cli_plain(out));
+    n -= (int)(strlen(cli_bold(out)) + strlen(cli_plain(out)));
+    snprintf(title, sizeof title, " - %s", command->summary);
+    cli_wrap(out, title, n, 4, page_width(out));
+    fputc('\n', out);
     help_usage(out, command);
     fputc('\n', out);
     for (const cli_option *o = command->options; o->name; o++) help_option(out, o);

@@ -32,7 +32,7 @@ int cli_columns(FILE *stream) {
     struct winsize size;
     if (isatty(fileno(stream)) != 1) return 0;
     if (ioctl(fileno(stream), TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
-    return size.ws_col < 40 ? 40 : size.ws_col;
+    return size.ws_col < 20 ? 20 : size.ws_col;
 }
 
 static int loudness;

@@ -38,7 +38,7 @@ bool cli_verbose(void);
 void cli_note(const char *command, const char *format, ...) CLI_PRINTF(2, 3);
 void cli_detail(const char *command, const char *format, ...) CLI_PRINTF(2, 3);
 
-/* Columns of the terminal behind the stream, at least 40; 0: it is none. */
+/* Columns of the terminal behind the stream, at least 20; 0: it is none. */
 int cli_columns(FILE *stream);
 
 /* Escape codes for bold text on this stream, or "" where the stream is no terminal or

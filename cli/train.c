@@ -291,6 +291,7 @@ static int run(const void *values) {
     run_parts p = {.config = HT_CONFIG_INIT};
     cli_error error = {""};
     int code = CLI_FAILED;
+    signal(SIGPIPE, SIG_IGN); /* a run whose reader is gone still goes on and saves */
     p.ctx = cli_open_device(v->device, v->threads, &code, &error);
     if (p.ctx) code = prepare(&p, v, &error) && train(&p, v, &error) ? CLI_OK : CLI_FAILED;
     if (code != CLI_OK) cli_say("train", "%s", error.text);
