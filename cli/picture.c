@@ -164,12 +164,7 @@ static bool svg_item(FILE *f, const picture_item *i) {
         fprintf(f, "<rect x=\"%.6g\" y=\"%.6g\" width=\"%.6g\" height=\"%.6g\"/>\n", a[0], a[1],
                 a[2], a[3]);
         break;
-    case PICTURE_LINE:
-        fprintf(f,
-                "<path d=\"M%.6g %.6gL%.6g %.6g\" stroke=\"#%06x\" stroke-width=\"%.3g\" "
-                "fill=\"none\"/>\n",
-                a[0], a[1], a[2], a[3], (unsigned)i->colour, a[4]);
-        break;
+    case PICTURE_LINE: break; /* svg_lines */
     case PICTURE_TEXT:
         fprintf(f, "<text x=\"%.6g\" y=\"%.6g\" font-size=\"%.3g\" text-anchor=\"%s\">", a[0], a[1],
                 a[2], anchors[(int)a[3]]);
@@ -188,6 +183,20 @@ static bool svg_item(FILE *f, const picture_item *i) {
     return true;
 }
 
+/* Lines of one colour and thickness that follow each other are one path; returns how many. */
+static size_t svg_lines(FILE *f, const picture_item *i, size_t most) {
+    size_t n = 0;
+    fputs("<path d=\"", f);
+    while (n < most && i[n].kind == PICTURE_LINE && i[n].colour == i->colour &&
+           i[n].at[4] == i->at[4]) {
+        const double *a = i[n++].at;
+        fprintf(f, "M%.6g %.6gL%.6g %.6g", a[0], a[1], a[2], a[3]);
+    }
+    fprintf(f, "\" stroke=\"#%06x\" stroke-width=\"%.3g\" fill=\"none\"/>\n", (unsigned)i->colour,
+            i->at[4]);
+    return n;
+}
+
 /* Items of one colour that follow each other share a group. */
 static bool write_svg(const picture *p, FILE *f) {
     fprintf(f,
@@ -199,12 +208,18 @@ static bool write_svg(const picture *p, FILE *f) {
             p->height);
     uint32_t colour = 0xffffff;
     bool good = true;
-    for (size_t i = 0; i < p->count && good; i++) {
-        if (p->items[i].colour != colour && p->items[i].kind != PICTURE_IMAGE) {
-            colour = p->items[i].colour;
+    for (size_t i = 0; i < p->count && good;) {
+        const picture_item *item = &p->items[i];
+        if (item->kind == PICTURE_LINE) {
+            i += svg_lines(f, item, p->count - i);
+            continue;
+        }
+        if (item->colour != colour && item->kind != PICTURE_IMAGE) {
+            colour = item->colour;
             fprintf(f, "</g>\n<g fill=\"#%06x\">\n", (unsigned)colour);
         }
-        good = svg_item(f, &p->items[i]);
+        good = svg_item(f, item);
+        i++;
     }
     fputs("</g>\n</svg>\n", f);
     return good;

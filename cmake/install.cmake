@@ -19,8 +19,10 @@ if(TARGET htransformer_pages)
   install(FILES ${PROJECT_BINARY_DIR}/cli/completion.bash RENAME htransformer
     DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT runtime)
 endif()
-install(FILES LICENSE README.md CHANGELOG.md docs/attention.md docs/training.md docs/formats.md
-  DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
+file(GLOB pages CONFIGURE_DEPENDS docs/*.md docs/*.svg)
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
+  COMPONENT development)
+install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs COMPONENT development)
 
 # find_package(htransformer): targets htransformer::htransformer and htransformer::static
 foreach(type shared static)

@@ -105,6 +105,11 @@ static void test_svg(void **state) {
     assert_null(strstr(svg, "level 3"));
     assert_string_equal(svg + strlen(svg) - 7, "</svg>\n");
     free(svg);
+    /* the picture of README is what README's command draws */
+    assert_int_equal(program_run("map --length 64 --block 4 --out hierarchy.svg; cmp "
+                                 "hierarchy.svg '" HELP_DIR "/../../../docs/hierarchy.svg'")
+                         ->code,
+                     0);
 }
 
 #ifdef HAVE_PNG
