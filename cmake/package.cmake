@@ -15,8 +15,10 @@ set(CPACK_DEB_COMPONENT_INSTALL OFF)
 
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
-set(CPACK_DEBIAN_PACKAGE_DESCRIPTION
-  "A C library, a Transformer trainer and a command line. Rows that are near each\nother are compared exactly, rows that are far as clusters that grow with the\ndistance, forward and backward, on CPU and CUDA.")
+string(CONCAT CPACK_DEBIAN_PACKAGE_DESCRIPTION
+  "A C library, a Transformer trainer and a command line. Rows that are near each\n"
+  "other are compared exactly, rows that are far as clusters that grow with the\n"
+  "distance, forward and backward, on CPU and CUDA.")
 # which libraries it needs, in which versions, is read from the files
 find_program(dpkg_shlibdeps dpkg-shlibdeps)
 if(dpkg_shlibdeps)

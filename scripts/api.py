@@ -21,9 +21,9 @@ Every function of [include/htransformer.h](../include/htransformer.h), made from
 | compute attention | `ht_context_create`, `ht_attention_create`, `ht_attention_forward` |
 | and its gradients | `ht_attention_get_need`, forward with `saved`, `ht_attention_backward` |
 | decode token by token | `ht_cache_create`, `ht_cache_extend` |
-| train a model from files | `ht_config_preset`, `ht_data_open`, `ht_model_create`, `ht_trainer_create`, `ht_train` |
+| train a model from files | `ht_config_preset`, `ht_data_open`, `ht_model_create`, `ht_train` |
 | train with a loop of my own | the same, then `ht_data_draw` and `ht_trainer_step` |
-| use a trained model | `ht_model_load`, `ht_trainer_create` with `inference`, `ht_trainer_predict` |
+| use a trained model | `ht_model_load`, `ht_trainer_create`, `ht_trainer_predict` |
 | look inside | `ht_model_read`, `ht_trainer_read_qkv`, `ht_trainer_read_gradient` |
 
 Link with `pkg-config --cflags --libs htransformer`, or CMake's `find_package(htransformer)` and

@@ -53,7 +53,8 @@ inside() {
 }
 
 say "the .deb"
-inside 'apt-get update -q >/dev/null; apt-get install -y -q --no-install-recommends /root/*.deb >/dev/null'
+inside 'apt-get update -q >/dev/null
+    apt-get install -y -q --no-install-recommends /root/*.deb >/dev/null'
 inside 'htransformer --version; htransformer info'
 inside 'cd /root; htransformer train --run demo --steps 20 --layers 1 --width 32 --quiet
     htransformer report demo -o report.html; htransformer map --length 64 --block 4 --out h.png'

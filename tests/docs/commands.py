@@ -19,8 +19,8 @@ import tempfile
 
 FIRST = re.compile(r"^(build/)?htransformer [a-z]|^(scripts|bench)/|^\. <"
                    r"|^(cmake|ctest|cc|python3|pip|sudo|export|dpkg|apt-get|ninja) ")
-TINY = ("--layers 2 --width 16 --heads 2 --hidden 16 --head_hidden 8 --length 64 --batch 4 --steps 4 "
-        "--quiet --threads 1")
+TINY = ("--layers 2 --width 16 --heads 2 --hidden 16 --head_hidden 8 --length 64 --batch 4 "
+        "--steps 4 --quiet --threads 1")
 LISTOPS = "--train_items 60 --valid_items 12 --listops_min 4 --listops_max 60"
 SHORT = {"bench": "--repeat 1 --threads 1"}
 
@@ -76,7 +76,8 @@ def prepare(work):
     numbers = [((i * 2654435761) % 1000) / 500 - 1 for i in range(64 * 2 * 8)]
     for name in "qkv":
         write_npy(work / (name + ".npy"), (1, 64, 2, 8), numbers)
-    write_npy(work / "A.npy", (16, 16), [1 / (1 + abs(i - j)) for i in range(16) for j in range(16)])
+    matrix = [1 / (1 + abs(i - j)) for i in range(16) for j in range(16)]
+    write_npy(work / "A.npy", (16, 16), matrix)
 
 
 def shorten(words):
