@@ -116,8 +116,14 @@ static void write_ticks(FILE *out, const axis *x, bool vertical) {
 
 static void write_series(FILE *out, const axis *x, const axis *y, const chart_series *s) {
     bool open = false;
-    fprintf(out, "<path class=\"line c%d%s%s\" d=\"", s->colour % 8, s->faint ? " faint" : "",
+    fprintf(out, "<path class=\"line c%d%s%s\"", s->colour % 8, s->faint ? " faint" : "",
             s->dashed ? " dashed" : "");
+    if (!s->faint) {
+        fputs(" data-name=\"", out);
+        picture_escaped(out, s->name ? s->name : "");
+        fputc('"', out);
+    }
+    fputs(" d=\"", out);
     for (int i = 0; i < s->count; i++) {
         bool good = usable(x, s->x[i]) && usable(y, s->y[i]);
         if (good)
@@ -150,6 +156,10 @@ static void write_legend(FILE *out, const chart *c) {
     }
 }
 
+static void write_axis(FILE *out, const char *name, const axis *x) {
+    fprintf(out, " data-%s=\"%g %g %.9g %.9g %d\"", name, x->a, x->b, x->low, x->high, x->log);
+}
+
 void chart_write(FILE *out, const chart *c) {
     axis x = {.a = LEFT, .b = WIDTH - RIGHT, .log = c->log_x};
     axis y = {.a = HEIGHT - BOTTOM, .b = TOP, .log = c->log_y};
@@ -157,7 +167,12 @@ void chart_write(FILE *out, const chart *c) {
     fprintf(out, "<svg class=\"chart\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", WIDTH,
             HEIGHT);
     picture_escaped(out, c->title);
-    fputs("\" xmlns=\"http://www.w3.org/2000/svg\">\n<text class=\"title\" x=\"8\" y=\"21\">", out);
+    fputc('"', out);
+    if (any) { /* for chart_script: from pixels back to numbers */
+        write_axis(out, "x", &x);
+        write_axis(out, "y", &y);
+    }
+    fputs(" xmlns=\"http://www.w3.org/2000/svg\">\n<text class=\"title\" x=\"8\" y=\"21\">", out);
     picture_escaped(out, c->title);
     fputs("</text>\n", out);
     if (any) {
@@ -205,6 +220,51 @@ void chart_style(FILE *out) {
     fputs("@media (prefers-color-scheme:dark){.chart{color:#e4e9f0}\n", out);
     write_colours(out, dark);
     fputs("}\n", out);
+}
+
+void chart_script(FILE *out) {
+    static const char script[] =
+        "<script>\n"
+        "for (const svg of document.querySelectorAll('svg.chart[data-x]')) {\n"
+        "  const axis = name => {\n"
+        "    const [a, b, low, high, log] = svg.dataset[name].split(' ').map(Number);\n"
+        "    return p => { const v = low + (p - a) / (b - a) * (high - low); return log ? 10 ** v "
+        ": v; };\n"
+        "  };\n"
+        "  const x = axis('x'), y = axis('y'), ns = 'http://www.w3.org/2000/svg';\n"
+        "  const lines = [...svg.querySelectorAll('path[data-name]')].map(path => ({\n"
+        "    name: path.dataset.name,\n"
+        "    points: [...path.getAttribute('d').matchAll(/[ML]([-0-9.]+) ([-0-9.]+)/g)]\n"
+        "      .map(m => [Number(m[1]), Number(m[2])])})).filter(line => line.points.length);\n"
+        "  const rule = svg.appendChild(document.createElementNS(ns, 'path'));\n"
+        "  const text = svg.appendChild(document.createElementNS(ns, 'text'));\n"
+        "  rule.setAttribute('class', 'axis');\n"
+        "  text.setAttribute('class', 'tick read');\n"
+        "  text.setAttribute('y', 50);\n"
+        "  const short = v => Number(v.toPrecision(4)).toString();\n"
+        "  svg.addEventListener('pointermove', event => {\n"
+        "    const box = svg.getBoundingClientRect(), width = svg.viewBox.baseVal.width;\n"
+        "    const at = (event.clientX - box.left) / box.width * width;\n"
+        "    let here = null;\n"
+        "    const said = lines.map(line => {\n"
+        "      const near = line.points.reduce((p, q) =>\n"
+        "        Math.abs(q[0] - at) < Math.abs(p[0] - at) ? q : p);\n"
+        "      here = here === null ? near[0] : here;\n"
+        "      return (line.name + ' ' + short(y(near[1]))).trim();\n"
+        "    });\n"
+        "    if (here === null) return;\n"
+        "    rule.setAttribute('d', 'M' + here + ' 34V256');\n"
+        "    text.setAttribute('x', here > width / 2 ? here - 6 : here + 6);\n"
+        "    text.setAttribute('text-anchor', here > width / 2 ? 'end' : 'start');\n"
+        "    text.textContent = Math.round(x(here)) + ': ' + said.join(', ');\n"
+        "  });\n"
+        "  svg.addEventListener('pointerleave', () => {\n"
+        "    rule.removeAttribute('d');\n"
+        "    text.textContent = '';\n"
+        "  });\n"
+        "}\n"
+        "</script>\n";
+    fputs(script, out);
 }
 
 void chart_file(FILE *out, const chart *c) {

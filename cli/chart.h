@@ -33,6 +33,9 @@ void chart_write(FILE *out, const chart *c);
 /* The rules for a page that holds charts, light and dark, without <style> around them. */
 void chart_style(FILE *out);
 
+/* A <script> that shows the numbers under the pointer; the page works without it. */
+void chart_script(FILE *out);
+
 /* A whole file with one chart. */
 void chart_file(FILE *out, const chart *c);
 

@@ -1,5 +1,5 @@
 /*
- * The report as one HTML page: no script from elsewhere, no font, no picture that is not in it.
+ * The report as one HTML page: no script, font or picture that is not in it.
  */
 #include "chart.h"
 #include "picture.h"
@@ -394,6 +394,7 @@ void report_page(FILE *out, const report_run *runs, int count, const report_valu
     }
     fputs("<h2>Settings</h2>\n", out);
     for (int i = 0; i < count; i++) write_settings(out, runs, count, i);
-    fprintf(out, "<p class=\"note\">Written by htransformer %s.</p>\n</main></body></html>\n",
-            ht_version());
+    fprintf(out, "<p class=\"note\">Written by htransformer %s.</p>\n</main>\n", ht_version());
+    chart_script(out);
+    fputs("</body></html>\n", out);
 }

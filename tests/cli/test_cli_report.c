@@ -77,7 +77,8 @@ static void test_page(void **state) {
                                         ">Tokens per second</text>",
                                         "best validation, step",
                                         "<span>train_items</span><span>300</span>",
-                                        "</main></body></html>"};
+                                        "</main>\n<script>",
+                                        "</body></html>\n"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) has(page, words[i]);
     assert_null(strstr(page, "Comparison"));
     assert_null(strstr(page, "nan"));
@@ -255,6 +256,29 @@ static int colours(int *brightness) {
     return count;
 }
 
+/* The numbers under the pointer, as the page shows them: of the loss, near its right end. */
+static void test_pointer(void) {
+    static const char script[] =
+        "<script>const svg = document.querySelector('svg.chart');\n"
+        "const box = svg.getBoundingClientRect();\n"
+        "svg.dispatchEvent(new PointerEvent('pointermove',\n"
+        "  {clientX: box.left + box.width * 0.99, clientY: box.top + 9}));\n"
+        "console.error('READ ' + svg.querySelector('.read').textContent)</script>\n";
+    program_write("script.txt", script, strlen(script));
+    must(program_run("--version; cat one.html script.txt >hover.html"));
+    look("hover.html", 1200, 900, false);
+    char *said = slurp("browser.log"), *read = strstr(said, "READ "), *log = slurp("one/log.jsonl");
+    double loss = 0;
+    for (char *at = log; (at = strstr(at, "\"valid_loss\":")); at++) loss = strtod(at + 13, NULL);
+    assert_non_null(read);
+    assert_int_equal(strncmp(read, "READ 19", 7), 0); /* the middle of the last stretch to 200 */
+    read = strstr(read, "validation ");
+    assert_non_null(read);
+    assert_true(fabs(strtod(read + 11, NULL) - loss) < 0.01 * loss); /* to a tenth of a pixel */
+    free(said);
+    free(log);
+}
+
 static void test_in_a_browser(void **state) {
     (void)state;
     if (!browser()) {
@@ -276,6 +300,7 @@ static void test_in_a_browser(void **state) {
     look("all.html", 1200, 2000, true);
     assert_true(colours(&dark) > 50);
     assert_true(bright > 200 && dark < 60);
+    test_pointer();
     look("all.html", 390, 1500, false); /* a phone */
     assert_true(colours(&bright) > 50);
     must(program_run("map --length 64 --block 4 --out h.svg"));
