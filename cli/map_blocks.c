@@ -210,18 +210,18 @@ static void print_table(const map_shape *s, const char *out) {
     double full = s->causal ? rows * (rows + 1) / 2 : rows * rows;
     printf("length %" PRId64 ", block %" PRId64 "%s, query %s\n", s->length, s->block,
            s->causal ? ", causal" : "", cli_queries[s->query]);
-    printf("%5s  %12s  %14s  %16s  %7s\n", "level", "rows/cluster", "products", "pairs of rows",
-           "share");
+    cli_head("%5s  %12s  %14s  %16s  %7s", "level", "rows/cluster", "products", "pairs of rows",
+             "share");
     for (int l = 0; l < s->levels; l++) {
         double n = count_level(s->query, s->causal, s->block, s->length, l), pairs = pairs_of(s, l);
-        printf("%5d  %12" PRId64 "  %14.0f  %16.0f  %6.2f%%\n", l, (int64_t)1 << l, n, pairs,
-               100 * pairs / full);
+        cli_row("%5d  %12" PRId64 "  %14.0f  %16.0f  %6.2f%%", l, (int64_t)1 << l, n, pairs,
+                100 * pairs / full);
         all += pairs;
         products += n;
     }
-    printf("%5s  %12s  %14.0f  %16.0f  %6.2f%%\n", "all", "", products, all, 100 * all / full);
-    printf("%.4g products per row; full attention needs %.0f in all, %.3g times as many\n",
-           products / rows, full, full / products);
+    cli_row("%5s  %12s  %14.0f  %16.0f  %6.2f%%", "all", "", products, all, 100 * all / full);
+    cli_line("%.4g products per row; full attention needs %.0f in all, %.3g times as many",
+             products / rows, full, full / products);
     if (s->length <= 32 && !out) print_digits(s);
     if (out && !cli_quiet()) printf("written: %s\n", out);
 }

@@ -85,19 +85,22 @@ static void print_json(const error_table *t, const map_input *in, const map_valu
 }
 
 static void print_table(const error_table *t, const map_input *in, const map_values *v) {
-    printf("relative error against full attention (and products per row; full: %.4g)\n",
-           t->causal ? (double)(in->length + 1) / 2 : (double)in->length);
-    printf("%s, length %" PRId64 "%s\n%8s", in->about, in->length, t->causal ? ", causal" : "",
-           "block");
+    char line[256];
+    cli_line("relative error against full attention (and products per row; full: %.4g)",
+             t->causal ? (double)(in->length + 1) / 2 : (double)in->length);
+    cli_line("%s, length %" PRId64 "%s", in->about, in->length, t->causal ? ", causal" : "");
+    int n = snprintf(line, sizeof line, "%8s", "block");
     for (int m = 0; m < MODES; m++)
-        if (m != MEAN || !t->causal) printf("  %20s", modes[m]);
-    putchar('\n');
+        if (m != MEAN || !t->causal)
+            n += snprintf(line + n, sizeof line - (size_t)n, "  %20s", modes[m]);
+    cli_head("%s", line);
     for (int b = 0; b < t->count; b++) {
-        printf("%8" PRId64, t->block[b]);
+        n = snprintf(line, sizeof line, "%8" PRId64, t->block[b]);
         for (int m = 0; m < MODES; m++)
             if (m != MEAN || !t->causal)
-                printf("  %10.3g (%7.4g)", t->error[m][b], t->products[m][b]);
-        putchar('\n');
+                n += snprintf(line + n, sizeof line - (size_t)n, "  %10.3g (%7.4g)", t->error[m][b],
+                              t->products[m][b]);
+        cli_row("%s", line);
     }
     if (v->out && !cli_quiet()) printf("written: %s\n", v->out);
 }

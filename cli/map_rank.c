@@ -191,8 +191,8 @@ static void print_leaves(const rank_map *m, int level, bool diagonal) {
         snprintf(ranks, sizeof ranks, "%" PRId64, low);
     else
         snprintf(ranks, sizeof ranks, "%" PRId64 " to %" PRId64, low, high);
-    printf("%5d  %-12s  %7d  %13s  %12s  %12" PRId64 "\n", level,
-           diagonal ? "diagonal" : "off diagonal", count, size, ranks, stored);
+    cli_row("%5d  %-12s  %7d  %13s  %12s  %12" PRId64, level,
+            diagonal ? "diagonal" : "off diagonal", count, size, ranks, stored);
 }
 
 /* The map itself as numbers, a block's rank at its upper left corner. */
@@ -216,10 +216,10 @@ static void print_grid(const rank_map *m) {
 }
 
 static void print_table(const rank_map *m, const map_values *v) {
-    printf("%s: %" PRId64 " x %" PRId64 ", tolerance %g, rank of the whole %" PRId64 "\n", v->rank,
-           m->rows, m->columns, m->tolerance, m->rank);
-    printf("%5s  %-12s  %7s  %13s  %12s  %12s\n", "level", "blocks", "count", "size", "rank",
-           "stored");
+    cli_line("%s: %" PRId64 " x %" PRId64 ", tolerance %g, rank of the whole %" PRId64, v->rank,
+             m->rows, m->columns, m->tolerance, m->rank);
+    cli_head("%5s  %-12s  %7s  %13s  %12s  %12s", "level", "blocks", "count", "size", "rank",
+             "stored");
     for (int l = m->levels - 1; l >= 0; l--) print_leaves(m, l, false);
     print_leaves(m, 0, true);
     printf("stored entries %" PRId64 " of %" PRId64 ", compression rate %.4g\n", m->stored,

@@ -69,3 +69,48 @@ void cli_detail(const char *command, const char *format, ...) {
     if (cli_verbose()) say(command, format, list);
     va_end(list);
 }
+
+static int cut; /* columns of the table at work; 0: all */
+
+/* The last column of the head that ends inside the terminal; two spaces are between columns. */
+static int columns_that_fit(const char *head) {
+    int width = cli_columns(stdout), n = (int)strlen(head), best = 0;
+    if (width == 0 || n <= width) return 0;
+    for (int i = 1; i <= width; i++)
+        if (head[i - 1] != ' ' && head[i] == ' ' && head[i + 1] == ' ') best = i;
+    return best ? best : width;
+}
+
+void cli_head(const char *format, ...) {
+    char text[512];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    cut = columns_that_fit(text);
+    printf("%s%.*s%s\n", cli_bold(stdout), cut ? cut : (int)sizeof text, text, cli_plain(stdout));
+}
+
+void cli_row(const char *format, ...) {
+    char text[512];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    printf("%.*s\n", cut ? cut : (int)sizeof text, text);
+}
+
+void cli_line(const char *format, ...) {
+    char text[1024];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    int width = cli_columns(stdout), column = 0;
+    for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) {
+        int n = (int)strlen(word);
+        bool breaks = column && width && column + 1 + n > width;
+        column = printf("%s%s", breaks ? "\n  " : column ? " " : "", word) + (breaks ? -1 : column);
+    }
+    putchar('\n');
+}

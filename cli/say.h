@@ -41,6 +41,14 @@ void cli_detail(const char *command, const char *format, ...) CLI_PRINTF(2, 3);
 /* Columns of the terminal behind the stream, at least 20; 0: it is none. */
 int cli_columns(FILE *stream);
 
+/* Tables on stdout, each call a line without its end. On a terminal that is too narrow for the head
+ * whole columns are left out at the right, of the head and of all rows after it. */
+void cli_head(const char *format, ...) CLI_PRINTF(1, 2);
+void cli_row(const char *format, ...) CLI_PRINTF(1, 2);
+
+/* A line of words on stdout, broken where the terminal ends. */
+void cli_line(const char *format, ...) CLI_PRINTF(1, 2);
+
 /* Escape codes for bold text on this stream, or "" where the stream is no terminal or
  * NO_COLOR is set. */
 const char *cli_bold(FILE *stream);

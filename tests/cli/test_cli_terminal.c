@@ -120,6 +120,26 @@ static void test_help_on_narrow_terminals(void **state) {
         }
 }
 
+/* Tables leave out whole columns at the right, and lines of words are broken. */
+static void test_tables_on_narrow_terminals(void **state) {
+    (void)state;
+    static const char *const tables[][3] = {
+        {"bench attention --length 64 --repeat 1", "ms", "scratch"},
+        {"bench decode --length 64 --repeat 1", "us/token", "smaller"},
+        {"map --length 100 --block 2", "rows/cluster", "share"},
+    };
+    for (int w = 50; w <= 120; w += 70)
+        for (int i = 0; i < 3; i++) {
+            session s;
+            start(&s, w, "TERM=xterm", tables[i][0]);
+            assert_int_equal(finish(&s), 0);
+            assert_non_null(strstr(s.said, tables[i][1]));
+            assert_true((strstr(s.said, tables[i][2]) != NULL) == (w > 100));
+            if (widest(s.said) > w) fail_msg("%s: %s", tables[i][0], s.said);
+            free(s.said);
+        }
+}
+
 static void test_live_line(void **state) {
     (void)state;
     session s;
@@ -322,6 +342,7 @@ static void test_full_disk(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_help_on_narrow_terminals),
+        cmocka_unit_test(test_tables_on_narrow_terminals),
         cmocka_unit_test(test_live_line),
         cmocka_unit_test(test_live_line_in_ascii),
         cmocka_unit_test(test_dumb_terminals_get_lines),
