@@ -79,8 +79,9 @@ def values(kind, default, least, most):
 
 def settings(code):
     """The table of HT_CONFIG_MAP."""
-    rows = re.findall(
-        r'X\((\w+), (\w+), ([^,]+), ([^,]+), ([^,]+),\s*"((?:[^"\\]|\\.|"\s*\\?\s*")*)"\)', code)
+    numbers = r"X\((\w+), (\w+), ([^,]+), ([^,]+), ([^,]+),"
+    words = r'[\s\\]*"((?:[^"\\]|\\.|"\s*\\?\s*")*)"\)'
+    rows = re.findall(numbers + words, code)
     yield "| setting | kind | default | range | meaning |"
     yield "|---|---|---|---|---|"
     for kind, name, default, least, most, about in rows:
