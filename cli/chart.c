@@ -176,7 +176,11 @@ void chart_write(FILE *out, const chart *c) {
     picture_escaped(out, c->title);
     fputs("</text>\n", out);
     if (any) {
-        write_ticks(out, &x, false);
+        if (c->x_points)
+            for (int i = 0; i < c->series[0].count; i++)
+                write_tick(out, &x, false, c->series[0].x[i]);
+        else
+            write_ticks(out, &x, false);
         write_ticks(out, &y, true);
         fprintf(out, "<path class=\"axis\" d=\"M%d %dV%dH%d\"/>\n", LEFT, TOP, HEIGHT - BOTTOM,
                 WIDTH - RIGHT);

@@ -23,6 +23,7 @@ typedef struct chart_series {
 typedef struct chart {
     const char *title, *x_label, *y_label;
     bool log_x, log_y;
+    bool x_points; /* ticks at the points of the first line */
     chart_series series[CHART_SERIES];
     int count;
 } chart;

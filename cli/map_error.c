@@ -110,7 +110,7 @@ static bool draw(const error_table *t, const map_input *in, const char *path, cl
     char title[96];
     snprintf(title, sizeof title, "Relative error, length %" PRId64 "%s", in->length,
              t->causal ? ", causal" : "");
-    chart c = {.title = title, .x_label = "block", .log_x = true, .log_y = true};
+    chart c = {.title = title, .x_label = "block", .log_x = true, .log_y = true, .x_points = true};
     for (int b = 0; b < t->count; b++) blocks[b] = (double)t->block[b];
     for (int m = 0; m < MODES; m++) {
         if (m == MEAN && t->causal) continue;
