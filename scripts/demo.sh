@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds, then shows what it does on the CPU of this machine: trains a small model on generated
 # ListOps expressions with hierarchical attention and the same one with local attention, evaluates
-# both, predicts one expression, writes a report; then time against length. A few minutes on two cores.
+# both, predicts one expression, writes a report; then time against length. A few minutes on two
+# cores.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/deps.sh
