@@ -1,5 +1,5 @@
-"""Numbers that stand in more than one place agree: README's table of speeds with docs/cuda.md, where
-they were measured; the version of CHANGELOG and of the Python package with the header's.
+"""Numbers that stand in more than one place agree: README's table of speeds with docs/cuda.md,
+where they were measured; the version of CHANGELOG and of the Python package with the header's.
 
     numbers.py ROOT
 """
