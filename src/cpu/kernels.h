@@ -1,0 +1,50 @@
+/*
+ * The fast attention, written in the words of simd.h. A file per instruction set includes this once,
+ * with FAST(name) naming its copy of the entries.
+ */
+#include <float.h>
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "cpu/fast.h"
+
+#include "cpu/kernel_math.h"
+#include "cpu/kernel_tile.h"
+#include "cpu/kernel_pack.h"
+#include "cpu/kernel_relative.h"
+#include "cpu/kernel_work.h"
+#include "cpu/kernel_forward.h"
+#include "cpu/kernel_grad.h"
+#include "cpu/kernel_backward.h"
+
+/* float64, dropout, causal, kind full and query fine belong to the reference kernels for now: the
+ * causal tiles still let values that are not finite reach earlier rows. What forward
+ * saves is in its own units, so forward and backward always go the same way. */
+static int is_fast(const ht_attention_desc *desc) {
+    if (desc->dtype != HT_F32 || desc->dropout != 0 || desc->causal) return 0;
+    return desc->kind == HT_LOCAL ||
+           (desc->kind == HT_HIERARCHICAL && desc->query != HT_QUERY_FINE);
+}
+
+void FAST(hti_attention_need)(const ht_context *ctx, const ht_attention_desc *desc,
+                              ht_attention_need *need) {
+    forward f;
+    backward b;
+    hti_ref_attention_need(ctx, desc, need);
+    if (!is_fast(desc)) return;
+    need->scratch_forward = forward_take(&f, NULL, desc, NULL, ctx->threads);
+    need->scratch_backward = backward_take(&b, NULL, desc, NULL, ctx->threads);
+}
+
+ht_status FAST(hti_attention_forward)(ht_context *ctx, const hti_attention_call *call) {
+    if (!is_fast(call->desc)) return hti_ref_attention_forward(ctx, call);
+    hierarchical_forward(ctx, call);
+    return HT_OK;
+}
+
+ht_status FAST(hti_attention_backward)(ht_context *ctx, const hti_attention_call *call) {
+    if (!is_fast(call->desc)) return hti_ref_attention_backward(ctx, call);
+    hierarchical_backward(ctx, call);
+    return HT_OK;
+}
