@@ -30,6 +30,10 @@ INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 INLINE vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vf vf_fma_if(uint32_t take, vf a, vf b, vf c) {
+    __m256 all = _mm256_castsi256_ps(_mm256_set1_epi32((int)(0u - take)));
+    return _mm256_fmadd_ps(_mm256_and_ps(a, all), _mm256_and_ps(b, all), c);
+}
 INLINE float vf_sum(vf a) {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));

@@ -26,9 +26,14 @@ INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE vf vf_fma_if(uint32_t take, vf a, vf b, vf c) {
+    return _mm512_mask3_fmadd_ps(a, b, c, (__mmask16)(0u - take));
+}
 INLINE float vf_sum(vf a) { return _mm512_reduce_add_ps(a); }
 INLINE vf vf_pick(uint32_t bits, vf a, vf b) { return _mm512_mask_mov_ps(b, (__mmask16)bits, a); }
-INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE vf vf_round(vf a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 INLINE vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
 INLINE vf vf_drop_below(vf y, vf x, vf b) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, b, _CMP_NLT_UQ), y);
@@ -49,8 +54,10 @@ INLINE void vf_transpose(vf r[16]) {
         t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
     }
     UNROLL for (int i = 0; i < 4; i++) { /* then the 4 x 4 matrix of lanes */
-        vf a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88), b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
-        vf c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88), d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
+        vf a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88),
+           b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
+        vf c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88),
+           d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
         r[i] = _mm512_shuffle_f32x4(a, c, 0x88);
         r[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
         r[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);

@@ -8,12 +8,6 @@
 
 enum { CHUNK_BYTES = 4 << 20 };
 
-void *hti_take(hti_carve *c, int64_t count, size_t element) {
-    size_t at = c->used;
-    c->used = at + ((size_t)count * element + 63) / 64 * 64;
-    return c->base ? c->base + at : NULL;
-}
-
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -25,11 +19,16 @@ static int64_t power_of_two(int64_t n) {
 
 /* ---- shape ---- */
 
-/* Local levels: as long as a neighbouring block is a few dozen rows, reading it ahead costs nothing. */
+/* Local levels: as long as a neighbouring block is a few dozen rows, reading it ahead costs
+ * nothing. */
 void hti_shape_make(hti_shape *s, const ht_attention_desc *desc, int64_t width, int64_t reach) {
-    *s = (hti_shape){.block = desc->block, .d = desc->head_dim, .dv = desc->value_dim,
-                     .q_heads = desc->q_heads, .kv_heads = desc->kv_heads,
-                     .group = desc->q_heads / desc->kv_heads, .causal = desc->causal};
+    *s = (hti_shape){.block = desc->block,
+                     .d = desc->head_dim,
+                     .dv = desc->value_dim,
+                     .q_heads = desc->q_heads,
+                     .kv_heads = desc->kv_heads,
+                     .group = desc->q_heads / desc->kv_heads,
+                     .causal = desc->causal};
     s->dw = (s->d + width - 1) / width * width;
     s->dvw = (s->dv + width - 1) / width * width;
     s->dp = power_of_two(max64(s->d, HTI_TILE));
@@ -55,7 +54,8 @@ static int is_long(const hti_shape *s, int64_t length) {
 /* Whole tiles at every local level, and long against what a step costs besides its tiles. */
 static int64_t step_of(int local) { return (int64_t)HTI_TILE << (local > 3 ? local - 1 : 2); }
 
-/* A step's clusters, two blocks before them, and whatever two blocks of the top level make after them. */
+/* A step's clusters, two blocks before them, and whatever two blocks of the top level make after
+ * them. */
 static int64_t ring_of(const hti_shape *s, int64_t step, int local, int level, int64_t clusters) {
     int64_t rows = (step >> level) + 2 * s->block + (2 * s->block << (local - 1 - level));
     return power_of_two(min64(rows, clusters));
@@ -68,8 +68,13 @@ int64_t hti_ring_rows(const hti_shape *s, int64_t length) {
     return max64(rows, 2 * power_of_two(min64(length, HTI_SHORT)) + HTI_MAX_LEVELS);
 }
 
-int64_t hti_own_rows(const hti_shape *s) {
-    return max64(step_of(s->local), HTI_SHORT + HTI_TILE * 16);
+int64_t hti_step_rows(const hti_shape *s, int64_t length) {
+    return min64(max64(step_of(s->local), HTI_SHORT), length) + HTI_TILE;
+}
+
+int64_t hti_own_rows(const hti_shape *s, int64_t length) {
+    int levels = (int)max64(s->local, levels_of(s, min64(length, HTI_SHORT)));
+    return hti_step_rows(s, length) + (int64_t)levels * (HTI_TILE + 1);
 }
 
 /* ---- tables ---- */
@@ -86,15 +91,18 @@ static int64_t most_rows(const hti_shape *s, int64_t rows, int64_t sequences, in
     return 2 * (rows >> s->local) + longs * (levels_of(s, length) + 1) + HTI_TILE;
 }
 
-/* Heads lie side by side in a row. A chunk's rows of all heads should stay in the last cache, so that what is fetched
- * beside one head's columns is there when the next head wants it; but a chunk begins with filling rings. */
-static int64_t chunk_of(const hti_shape *s) {
-    int64_t row = (s->q_heads * (s->d + s->dv) + s->kv_heads * (s->d + s->dv)) * (int64_t)sizeof(float);
+/* Heads lie side by side in a row. A chunk's rows of all heads should stay in the last cache, so
+ * that what is fetched beside one head's columns is there when the next head wants it; but a chunk
+ * begins with filling rings. */
+static int64_t chunk_of(const hti_shape *s, int64_t length) {
+    int64_t row =
+        (s->q_heads * (s->d + s->dv) + s->kv_heads * (s->d + s->dv)) * (int64_t)sizeof(float);
     int64_t step = step_of(s->local), rows = power_of_two(((int64_t)CHUNK_BYTES / row) + 1);
-    return max64(max64(rows, 8 * step), power_of_two(4 * s->block));
+    rows = max64(max64(rows, 8 * step), power_of_two(4 * s->block));
+    return min64(rows, power_of_two(length));
 }
 
-void hti_tables_take(hti_tables *t, hti_carve *c, const ht_attention_desc *desc,
+void hti_tables_take(hti_tables *t, hti_arena *c, const ht_attention_desc *desc,
                      const hti_attention_call *call, int64_t width, int64_t reach) {
     int64_t sequences = call ? call->sequences : desc->max_sequences;
     int64_t rows = call ? call->rows : desc->max_rows;
@@ -110,7 +118,7 @@ void hti_tables_take(hti_tables *t, hti_carve *c, const ht_attention_desc *desc,
     t->query_n = masked ? hti_take(c, counts, sizeof(float)) : t->key_n;
 
     t->rows = most_rows(&t->shape, rows, sequences, length);
-    t->chunk = chunk_of(&t->shape);
+    t->chunk = chunk_of(&t->shape, length);
 }
 
 void hti_tables_index(hti_tables *t) {
@@ -151,20 +159,22 @@ void hti_seq_make(hti_seq *s, const hti_tables *t, int64_t index) {
         s->ring_at[l] = ring;
         ring += rows;
         s->own_at[l] = owned;
-        if (l > 0) owned += min64(s->step >> l, (s->clusters[l] + HTI_TILE - 1) / HTI_TILE * HTI_TILE);
+        if (l > 0)
+            owned += min64(s->step >> l, (s->clusters[l] + HTI_TILE - 1) / HTI_TILE * HTI_TILE);
     }
 }
 
 /* ---- walking ---- */
 
-/* Steps are numbered by position: rows of all heads of the sequences and chunks before, rows of the chunk for the
- * heads before, rows before. */
+/* Steps are numbered by position: rows of all heads of the sequences and chunks before, rows of the
+ * chunk for the heads before, rows before. */
 static int64_t walk_position(const hti_walk *w) {
     int64_t row0 = w->chunk * w->t->chunk, rows = min64(w->t->chunk, w->seq.length - row0);
     return w->heads * (w->seq.start + row0) + w->head * rows + w->row - row0;
 }
 
-/* The sequence that holds a row counted over all sequences: the last that starts at or before it. */
+/* The sequence that holds a row counted over all sequences: the last that starts at or before it.
+ */
 static int64_t sequence_at(const hti_attention_call *c, int64_t row) {
     if (!c->cu_seqlens) return row / c->length;
     int64_t lo = 0, hi = c->sequences;
@@ -179,7 +189,8 @@ static int64_t sequence_at(const hti_attention_call *c, int64_t row) {
     return lo;
 }
 
-/* From behind the last step of a chunk to the next head, chunk or sequence; 0 behind the share's end. */
+/* From behind the last step of a chunk to the next head, chunk or sequence; 0 behind the share's
+ * end. */
 static int settle(hti_walk *w) {
     int64_t row0 = w->chunk * w->t->chunk;
     if (w->row >= min64(row0 + w->t->chunk, w->seq.length)) {
@@ -202,7 +213,8 @@ static int settle(hti_walk *w) {
 }
 
 int hti_walk_begin(hti_walk *w, const hti_tables *t, int64_t heads, int thread, int threads) {
-    int64_t all = heads * t->call->rows, begin = all / threads * thread + min64(thread, all % threads);
+    int64_t all = heads * t->call->rows,
+            begin = all / threads * thread + min64(thread, all % threads);
     int64_t share = all / threads + (thread < all % threads);
     *w = (hti_walk){.t = t, .heads = heads, .end = begin + share, .fresh = 1};
     if (share == 0) return 0;
@@ -237,11 +249,6 @@ int hti_runs_next(hti_walk *w) {
 hti_range hti_run_rows(const hti_walk *w) {
     return (hti_range){w->chunk * w->t->chunk, min64((w->chunk + 1) * w->t->chunk, w->seq.length)};
 }
-
-int64_t hti_run_count(const hti_tables *t) { return t->call->rows / t->chunk + t->call->sequences; }
-
-/* A bound would do, so this counts as if every sequence before had one chunk more than its full ones. */
-int64_t hti_run_index(const hti_walk *w) { return w->seq.start / w->t->chunk + w->seq.index + w->chunk; }
 
 hti_range hti_step_own(const hti_seq *s, int64_t row, int level) {
     return (hti_range){row >> level, hti_clusters(min64(row + s->step, s->length), level)};
@@ -300,7 +307,8 @@ void hti_tables_count(const hti_tables *t, int thread, int threads) {
 
 /* Lanes whose query cluster lies in [lo, hi). */
 static uint32_t lanes_in(int64_t lo, int64_t hi, int shift, int64_t c0, int rows) {
-    int64_t unit = (int64_t)1 << shift, a = max64(lo * unit - c0, 0), b = min64(hi * unit - c0, rows);
+    int64_t unit = (int64_t)1 << shift, a = max64(lo * unit - c0, 0),
+            b = min64(hi * unit - c0, rows);
     return a >= b ? 0 : (uint32_t)((((uint64_t)1 << b) - 1) & ~(((uint64_t)1 << a) - 1));
 }
 
@@ -317,8 +325,9 @@ static void add_seg(hti_segs *out, int64_t from, int64_t to, uint32_t lanes) {
     out->seg[out->count++] = (hti_seg){from, (int32_t)(to - from), lanes};
 }
 
-/* Level 0: key block k is seen by query blocks k-1 ... k+1. Above: the left half of key block k by all of query
- * block k+1 and the first half of k-1, the right half by the second half of k+1 and all of k-1. */
+/* Level 0: key block k is seen by query blocks k-1 ... k+1. Above: the left half of key block k by
+ * all of query block k+1 and the first half of k-1, the right half by the second half of k+1 and
+ * all of k-1. */
 void hti_segs_make(hti_segs *out, const hti_shape *shape, int64_t clusters, int level, int shift,
                    int64_t c0, int rows) {
     int64_t b = shape->block, half = b / 2;
@@ -326,14 +335,17 @@ void hti_segs_make(hti_segs *out, const hti_shape *shape, int64_t clusters, int 
     int64_t end = shape->causal ? min64(clusters, ((c0 + rows - 1) >> shift) + 1) : clusters;
     out->count = 0;
     out->keys = 0;
+    out->diagonal = shape->causal && level == 0 ? c0 : HTI_NO_DIAGONAL;
     for (int64_t k = max64(first - 1, 0); k <= last + 1 && k * b < end; k++) {
         if (level == 0) {
-            add_seg(out, k * b, min64((k + 1) * b, end), lanes_in((k - 1) * b, (k + 2) * b, shift, c0, rows));
+            add_seg(out, k * b, min64((k + 1) * b, end),
+                    lanes_in((k - 1) * b, (k + 2) * b, shift, c0, rows));
             continue;
         }
         int64_t q = (k + 1) * b, p = (k - 1) * b; /* first clusters of the query blocks */
         int64_t no_right = shape->causal;
-        uint32_t left = lanes_in(q, q + b, shift, c0, rows), right = lanes_in(q + half, q + b, shift, c0, rows);
+        uint32_t left = lanes_in(q, q + b, shift, c0, rows),
+                 right = lanes_in(q + half, q + b, shift, c0, rows);
         if (!no_right) {
             left |= lanes_in(p, p + half, shift, c0, rows);
             right |= lanes_in(p, p + b, shift, c0, rows);

@@ -1,26 +1,31 @@
 /*
  * Backward, kinds hierarchical and local, modes mean and first (kernel_fine.h has mode fine).
  *
- *     up      means of keys, values and queries, and what a coarse query row stands for: m = least lse of its rows,
- *             g = sum 2^(m - lse) dz, h = sum 2^(m - lse) (<dz, z> - dlse); levels >= local, into the pyramid
- *     across  gradients of the pyramid's rows, from the top level down; a parent's gradient, divided by the share of
- *             its valid rows, is where its children start
- *     near    run by run (a chunk of one head): levels local-1 ... 0, ending in dq, dk and dv
+ *     up      means of keys, values and queries, and what a coarse query row stands for: m = least
+ * lse of its rows, g = sum 2^(m - lse) dz, h = sum 2^(m - lse) (<dz, z> - dlse); levels >= local,
+ * into the pyramid across  gradients of the pyramid's rows, from the top level down; a parent's
+ * gradient, divided by the share of its valid rows, is where its children start near    run by run
+ * (a chunk of one head): levels local-1 ... 0, ending in dq, dk and dv
  *
- * A run owns its keys as well as its queries. Query tiles of the neighbouring blocks are computed a second time, for
- * the run's keys alone: then no two threads write to the same row, and sums have one order.
+ * A run owns its keys as well as its queries. Query tiles of the neighbouring blocks are computed a
+ * second time, for the run's keys alone: then no two threads write to the same row, and sums have
+ * one order.
  */
 
 /* Rows of a neighbouring block of the coarsest local level: three levels at block 16. */
 enum { BACKWARD_REACH = 64 };
 
+/* The work is cut into slots, whatever the number of threads, and a thread takes whole slots: sums
+ * over many tiles (the bias) are made per slot, then over slots, in one order. */
+enum { SLOTS = 128 };
+
 typedef struct backward {
     work w;
-    float *g, *h, *m;     /* pyramid [q_heads][tables.rows] x dvp, 1, 1; h, m in units of log 2 where it applies */
-    float *dq, *dk, *dv;  /* pyramid of gradients x dp, dp, dvp, for q_heads, kv_heads, kv_heads */
-    float *delta;         /* [q_heads][rows] <dz, z> - dlse */
-    double *bias;         /* [bias_slots][q_heads][rel.reach * 2] partial sums, or NULL */
-    int64_t near_slots, bias_slots; /* runs, then items of the pyramid */
+    float *g, *h, *m; /* pyramid [q_heads][tables.rows] x dvp, 1, 1; h, m in units of log 2 where it
+                         applies */
+    float *dq, *dk, *dv; /* pyramid of gradients x dp, dp, dvp, for q_heads, kv_heads, kv_heads */
+    float *delta;        /* [q_heads][rows] <dz, z> - dlse */
+    double *bias;        /* [SLOTS][q_heads][rel.reach * 2] partial sums, or NULL */
     char *threads;
     size_t thread_bytes;
     int stream_q, stream_k, stream_v;
@@ -34,17 +39,17 @@ typedef struct grad_own {
     float *q0, *g0, *m0, *h0; /* [step] x dp, dvp, 1, 1: level 0 of the step at hand; q turned */
     float *q, *g, *m, *h;     /* [own rows]: levels 1 ... local-1 */
     float *dq;                /* [own rows] x dp */
-    float *dk, *dv;           /* [run rows] x dp, dvp: gradients of the run's keys, all local levels */
-    float *bias;              /* [2 * reach]: dbias of one tile */
+    float *dk, *dv; /* [run rows] x dp, dvp: gradients of the run's keys, all local levels */
+    float *bias;    /* [2 * reach]: dbias of one tile */
 } grad_own;
 
-/* Rows of all local levels of a run, and of a step. */
-static int64_t run_rows(const hti_tables *t) { return 2 * most(t->chunk, HTI_SHORT) + HTI_MAX_LEVELS; }
-static int64_t step_rows(const hti_shape *z) { return most(HTI_SHORT, (int64_t)HTI_TILE << z->local) + TILE; }
+/* Rows of all local levels of a run. */
+static int64_t run_rows(const hti_tables *t) { return 2 * t->chunk + HTI_MAX_LEVELS; }
 
-static void grad_own_take(grad_own *o, hti_carve *c, const hti_tables *t, int64_t length, int64_t reach) {
+static void grad_own_take(grad_own *o, hti_arena *c, const hti_tables *t, int64_t length,
+                          int64_t reach) {
     const hti_shape *z = &t->shape;
-    int64_t rows = hti_own_rows(z), run = run_rows(t), step = step_rows(z);
+    int64_t rows = hti_own_rows(z, length), run = run_rows(t), step = hti_step_rows(z, length);
     o->x = hti_take(c, 1, sizeof(grad_tile));
     rings_take(&o->keys, c, z, length);
     o->q0 = hti_take(c, step * z->dp, sizeof(float));
@@ -64,18 +69,10 @@ static void grad_own_take(grad_own *o, hti_carve *c, const hti_tables *t, int64_
 /* Clusters of the pyramid that one thread takes at a time. */
 enum { ACROSS_ITEM = 256 };
 
-static void bias_take(backward *b, hti_carve *c, const ht_attention_desc *desc, int64_t rows, int64_t sequences) {
-    const hti_tables *t = &b->w.t;
-    b->near_slots = rows / t->chunk + sequences;
-    b->bias_slots = b->near_slots + t->rows / ACROSS_ITEM + sequences * HTI_MAX_LEVELS * (t->rows > 0);
-    if (desc->has_bias)
-        b->bias = hti_take(c, b->bias_slots * b->w.z.q_heads * 2 * b->w.rel.reach, sizeof(double));
-}
-
 /* call NULL: measures for the plan's maxima */
-static size_t backward_take(backward *b, void *base, const ht_attention_desc *desc, const hti_attention_call *call,
-                            int threads) {
-    hti_carve c = {base, 0}, mine = {NULL, 0};
+static size_t backward_take(backward *b, void *base, const ht_attention_desc *desc,
+                            const hti_attention_call *call, int threads) {
+    hti_arena c = {base, 0}, mine = {NULL, 0};
     grad_own o;
     *b = (backward){0};
     work_take(&b->w, &c, desc, call, BACKWARD_REACH);
@@ -88,7 +85,8 @@ static size_t backward_take(backward *b, void *base, const ht_attention_desc *de
     b->dk = hti_take(&c, z->kv_heads * rows * z->dp, sizeof(float));
     b->dv = hti_take(&c, z->kv_heads * rows * z->dvp, sizeof(float));
     b->delta = hti_take(&c, z->q_heads * all, sizeof(float));
-    bias_take(b, &c, desc, all, call ? call->sequences : desc->max_sequences);
+    if (desc->has_bias)
+        b->bias = hti_take(&c, SLOTS * z->q_heads * 2 * b->w.rel.reach, sizeof(double));
     grad_own_take(&o, &mine, &b->w.t, call ? call->length : desc->max_length, b->w.rel.reach);
     b->thread_bytes = (mine.used + 4095) / 4096 * 4096;
     b->threads = hti_take(&c, threads, b->thread_bytes);
@@ -100,12 +98,13 @@ static size_t backward_take(backward *b, void *base, const ht_attention_desc *de
 /* m of a row, its lse in units of log 2 as forward saved it; a row that takes no part: inf */
 static float row_m(const backward *b, const hti_seq *s, int64_t head, int64_t row) {
     const float *lse = (const float *)b->w.call->saved + head * b->w.call->rows + s->start;
-    int live = b->w.t.query_n[s->count_at[0] + row] > 0 && lse[row] > -INFINITY;
+    int live = b->w.t.query_n[s->count_at[0] + row] > 0 && lse[row] != -INFINITY;
     return live ? lse[row] : INFINITY;
 }
 
 /* delta of the step's rows, from z and dz. */
-static void make_delta(grad_tile *t, const backward *b, const hti_seq *s, hti_range r, int64_t head) {
+static void make_delta(grad_tile *t, const backward *b, const hti_seq *s, hti_range r,
+                       int64_t head) {
     const hti_attention_call *c = b->w.call;
     view z = view_of(c, &c->out, s->index, head), dz = view_of(c, &c->dout, s->index, head);
     view dlse = c->dlse.data ? view_of(c, &c->dlse, s->index, head) : (view){NULL, 0};
@@ -114,7 +113,7 @@ static void make_delta(grad_tile *t, const backward *b, const hti_seq *s, hti_ra
         const float *x[TILE], *y[TILE];
         int rows = (int)least(TILE, r.hi - c0);
         for (int i = 0; i < TILE; i++) {
-            int live = i < rows && row_m(b, s, head, c0 + i) < INFINITY;
+            int live = i < rows && row_m(b, s, head, c0 + i) != INFINITY;
             x[i] = live ? z.data + (c0 + i) * z.stride : NULL;
             y[i] = live ? dz.data + (c0 + i) * dz.stride : NULL;
         }
@@ -122,15 +121,17 @@ static void make_delta(grad_tile *t, const backward *b, const hti_seq *s, hti_ra
         transpose_rows(t->g, y, b->w.z.dv, 1.0f);
         lane_products(products, t->t.q, t->g, b->w.z.dv);
         for (int i = 0; i < rows; i++)
-            delta[c0 + i] = y[i] ? products[i] - (dlse.data ? dlse.data[(c0 + i) * dlse.stride] : 0) : 0;
+            delta[c0 + i] =
+                y[i] ? products[i] - (dlse.data ? dlse.data[(c0 + i) * dlse.stride] : 0) : 0;
     }
 }
 
-/* Weights 2^(least m - m) of n <= TILE rows; rows that take no part weigh 0. Returns the least m. */
+/* Weights 2^(least m - m) of n <= TILE rows; rows that take no part weigh 0. Returns the least m.
+ */
 static float restrict_weights(float *w, const float *m, int n) {
-    float least_m = INFINITY, x[TILE];
-    for (int i = 0; i < n; i++) least_m = m[i] < least_m ? m[i] : least_m;
-    for (int i = 0; i < TILE; i++) x[i] = i < n && m[i] < INFINITY ? least_m - m[i] : -INFINITY;
+    float least_m = m[0], x[TILE];
+    for (int i = 1; i < n; i++) least_m = m[i] < least_m || isnan(least_m) ? m[i] : least_m;
+    for (int i = 0; i < TILE; i++) x[i] = i < n && m[i] != INFINITY ? least_m - m[i] : -INFINITY;
     for (int i = 0; i < TILE; i += VW) vf_store(w + i, exp2_v(vf_load(x + i)));
     return least_m;
 }
@@ -160,33 +161,36 @@ static void restrict_rows(const backward *b, const hti_seq *s, int64_t head, int
 }
 
 /* Clusters r from the level below (g, h, m: of the levels' cluster 0; `below` clusters there). */
-static void restrict_level(float *g, float *h, float *m, const float *g0, const float *h0, const float *m0,
-                           hti_range r, int64_t below, int64_t dvp) {
+static void restrict_level(float *g, float *h, float *m, const float *g0, const float *h0,
+                           const float *m0, hti_range r, int64_t below, int64_t dvp) {
     for (int64_t c = r.lo; c < r.hi; c++) {
         float w[TILE];
         int n = 2 * c + 1 < below ? 2 : 1;
         m[c] = restrict_weights(w, m0 + 2 * c, n);
         h[c] = w[0] * h0[2 * c] + (n == 2 ? w[1] * h0[2 * c + 1] : 0);
         vf x = vf_set1(w[0]), y = vf_set1(w[1]);
-        const float *a = g0 + 2 * c * dvp, *e = n == 2 ? a + dvp : a; /* w[1] is 0 where there is no second */
+        const float *a = g0 + 2 * c * dvp,
+                    *e = n == 2 ? a + dvp : a; /* w[1] is 0 where there is no second */
         EACH_VECTOR(col, dvp, {
             vf_store(g + c * dvp + col, vf_fma(x, vf_load(a + col), vf_mul(y, vf_load(e + col))));
         });
     }
 }
 
-static void restrict_pyramid(const backward *b, const hti_seq *s, int64_t head, int l, hti_range r) {
+static void restrict_pyramid(const backward *b, const hti_seq *s, int64_t head, int l,
+                             hti_range r) {
     int64_t dvp = b->w.z.dvp, to = pyramid_row(&b->w.t, head, s, l, 0);
     int64_t from = pyramid_row(&b->w.t, head, s, l - 1, 0);
-    restrict_level(b->g + to * dvp, b->h + to, b->m + to, b->g + from * dvp, b->h + from, b->m + from, r,
-                   s->clusters[l - 1], dvp);
+    restrict_level(b->g + to * dvp, b->h + to, b->m + to, b->g + from * dvp, b->h + from,
+                   b->m + from, r, s->clusters[l - 1], dvp);
 }
 
 /* Means, and g, h, m, of all levels >= local; delta of all rows. */
 static void backward_up(grad_own *o, const backward *b, int thread, int threads) {
     const hti_shape *z = &b->w.z;
     hti_walk w;
-    for (int go = hti_walk_begin(&w, &b->w.t, z->kv_heads, thread, threads); go; go = hti_walk_next(&w)) {
+    for (int go = hti_walk_begin(&w, &b->w.t, z->kv_heads, thread, threads); go;
+         go = hti_walk_next(&w)) {
         const hti_seq *s = &w.seq;
         int shared = s->local < s->levels;
         if (shared) up_all(&b->w, s, w.head, s->local, hti_step_own(s, w.row, s->local));
@@ -215,7 +219,8 @@ static void backward_up(grad_own *o, const backward *b, int thread, int threads)
 
 /* ---- shares: the adjoint of coarsening ---- */
 
-/* What part of its parent's gradient a query cluster gets. n, up: counts of its level and of the one above. */
+/* What part of its parent's gradient a query cluster gets. n, up: counts of its level and of the
+ * one above. */
 static float query_share(const hti_shape *z, const float *n, const float *up, int64_t c) {
     if (n[c] == 0) return 0;
     if (z->first) return c % 2 == 0 || n[c - 1] == 0 ? 1.0f : 0.0f;
@@ -223,30 +228,35 @@ static float query_share(const hti_shape *z, const float *n, const float *up, in
 }
 
 /* Rows of clusters r (dst: of r.lo) += their share of the parents' rows (src: of cluster 0). */
-static void spread(float *dst, const float *src, const float *n, const float *up, hti_range r, int64_t wp) {
+static void spread(float *dst, const float *src, const float *n, const float *up, hti_range r,
+                   int64_t wp) {
     for (int64_t c = r.lo; c < r.hi; c++, dst += wp) {
         if (n[c] == 0) continue;
         vf share = vf_set1(n[c] / up[c >> 1]);
         const float *x = src + (c >> 1) * wp;
-        EACH_VECTOR(col, wp, { vf_store(dst + col, vf_fma(share, vf_load(x + col), vf_load(dst + col))); });
+        EACH_VECTOR(col, wp,
+                    { vf_store(dst + col, vf_fma(share, vf_load(x + col), vf_load(dst + col))); });
     }
 }
 
 /* The tile's lanes: m, h, and shares of the parents' dq (zeros at the top). */
-static void grad_lanes(grad_own *o, const backward *b, const hti_seq *s, int level, int64_t c0, const float *m,
-                       const float *h) {
+static void grad_lanes(grad_own *o, const backward *b, const hti_seq *s, int level, int64_t c0,
+                       const float *m, const float *h) {
     grad_tile *x = o->x;
     const float *n = b->w.t.query_n + s->count_at[level];
     const float *up = level + 1 < s->levels ? b->w.t.query_n + s->count_at[level + 1] : NULL;
+    x->t.live = 0;
     for (int i = 0; i < TILE; i++) {
         int in = i < x->t.rows;
         x->m[i] = in ? m[i] : INFINITY;
         x->h[i] = in ? h[i] : 0;
         x->t.keep[i] = in && up ? query_share(&b->w.z, n, up, c0 + i) : 0;
+        if (x->m[i] != INFINITY) x->t.live |= 1u << i;
     }
 }
 
-static void transpose_tile(grad_tile *x, const hti_shape *z, const float *q, const float *g, float scale) {
+static void transpose_tile(grad_tile *x, const hti_shape *z, const float *q, const float *g,
+                           float scale) {
     const float *row[TILE];
     for (int i = 0; i < TILE; i++) row[i] = i < x->t.rows ? q + i * z->dp : NULL;
     transpose_rows(x->t.q, row, z->d, scale);
@@ -270,10 +280,12 @@ static void grad_run_tile(grad_own *o, const backward *b, grad_job *job, double 
     for (int64_t x = -reach; bias && x < reach; x++) bias[x] += o->bias[reach + x];
 }
 
-/* A tile of clusters c0 ... of a level >= 1: rows q, g, m, h; dq of the level goes to `dq`, or nowhere (NULL). */
-static void grad_coarse_tile(grad_own *o, const backward *b, const hti_seq *s, int level, int64_t head, int64_t c0,
-                             int rows, const keys *at, const float *q, const float *g, const float *m,
-                             const float *h, rows_in in, float *dq, grad_keys to, double *bias) {
+/* A tile of clusters c0 ... of a level >= 1: rows q, g, m, h; dq of the level goes to `dq`, or
+ * nowhere (NULL). */
+static void grad_coarse_tile(grad_own *o, const backward *b, const hti_seq *s, int level,
+                             int64_t head, int64_t c0, int rows, const keys *at, const float *q,
+                             const float *g, const float *m, const float *h, rows_in in, float *dq,
+                             grad_keys to, double *bias) {
     const hti_shape *z = &b->w.z;
     grad_tile *x = o->x;
     x->t.rows = rows;
@@ -282,8 +294,16 @@ static void grad_coarse_tile(grad_own *o, const backward *b, const hti_seq *s, i
     if (!dq && o->segs.keys == 0) return;
     grad_lanes(o, b, s, level, c0, m, h);
     transpose_tile(x, z, q, g, b->w.rel.scale);
-    grad_job job = {at, relative_of(&b->w.rel, head, level, 0, c0), c0, q, g, to, dq != NULL, in,
-                    {rows < TILE ? x->t.acc : dq, z->dp, z->dp, NULL, 0}, NULL};
+    grad_job job = {at,
+                    relative_of(&b->w.rel, head, 0),
+                    c0,
+                    q,
+                    g,
+                    to,
+                    dq != NULL,
+                    in,
+                    {rows < TILE ? x->t.acc : dq, z->dp, z->dp, NULL, 0},
+                    NULL};
     grad_run_tile(o, b, &job, dq ? bias : NULL);
     for (int i = 0; dq && rows < TILE && i < rows; i++)
         copy_row(dq + i * z->dp, x->t.acc + i * z->dp, z->dp, z->dp);
@@ -298,13 +318,14 @@ static hti_range with_neighbours(const hti_shape *z, hti_range own, int64_t clus
 }
 
 /* Clusters `own` of a pyramid level, of one key head and its query heads. slot: of bias sums. */
-static void across_item(grad_own *o, const backward *b, const hti_seq *s, int l, int64_t kv, hti_range own,
-                        int64_t slot) {
+static void across_item(grad_own *o, const backward *b, const hti_seq *s, int l, int64_t kv,
+                        hti_range own, int64_t slot) {
     const hti_shape *z = &b->w.z;
     const hti_tables *t = &b->w.t;
     keys at = pyramid_keys(&b->w, s, kv, l);
     hti_range all = with_neighbours(z, own, s->clusters[l]);
-    int64_t key = pyramid_row(t, kv, s, l, own.lo), up = l + 1 < s->levels ? pyramid_row(t, kv, s, l + 1, 0) : -1;
+    int64_t key = pyramid_row(t, kv, s, l, own.lo),
+            up = l + 1 < s->levels ? pyramid_row(t, kv, s, l + 1, 0) : -1;
     grad_keys to = {b->dk + key * z->dp, b->dv + key * z->dvp, own.lo, own.hi};
     memset(to.dk, 0, sizeof(float) * (size_t)((own.hi - own.lo) * z->dp));
     memset(to.dv, 0, sizeof(float) * (size_t)((own.hi - own.lo) * z->dvp));
@@ -316,12 +337,23 @@ static void across_item(grad_own *o, const backward *b, const hti_seq *s, int l,
     for (int64_t head = kv * z->group; head < (kv + 1) * z->group; head++) {
         for (int64_t c0 = all.lo; c0 < all.hi; c0 += TILE) {
             int mine = c0 >= own.lo && c0 < own.hi;
-            int64_t row = pyramid_row(t, head, s, l, c0), parent = pyramid_row(t, head, s, l + 1, c0 >> 1);
+            int64_t row = pyramid_row(t, head, s, l, c0),
+                    parent = pyramid_row(t, head, s, l + 1, c0 >> 1);
             rows_in in = {up >= 0 ? b->dq + parent * z->dp : NULL, z->dp, 1};
             grad_coarse_tile(o, b, s, l, head, c0, (int)least(TILE, s->clusters[l] - c0), &at,
                              b->w.q + row * z->dp, b->g + row * z->dvp, b->m + row, b->h + row, in,
                              mine ? b->dq + row * z->dp : NULL, to, bias_slot(b, slot, head));
         }
+    }
+}
+
+static void across_slot(grad_own *o, const backward *b, const hti_seq *s, int l, int64_t slot) {
+    int64_t parts = (s->clusters[l] + ACROSS_ITEM - 1) / ACROSS_ITEM;
+    int64_t items = parts * b->w.z.kv_heads;
+    for (int64_t j = items * slot / SLOTS; j < items * (slot + 1) / SLOTS; j++) {
+        int64_t lo = j % parts * ACROSS_ITEM;
+        hti_range own = {lo, least(lo + ACROSS_ITEM, s->clusters[l])};
+        across_item(o, b, s, l, j / parts, own, slot);
     }
 }
 
@@ -334,14 +366,9 @@ static void backward_across(grad_own *o, const backward *b, int thread, int thre
             if (!is_shared(&b->w.t, i)) continue;
             hti_seq_make(&s, &b->w.t, i);
             if (l >= s.levels) continue;
-            int64_t parts = (s.clusters[l] + ACROSS_ITEM - 1) / ACROSS_ITEM, items = parts * z->kv_heads;
-            /* a slot for each item of 256 rows, levels apart: rows before, levels before, parts before */
-            int64_t slot = b->near_slots + s.row_at[l] / ACROSS_ITEM + i * HTI_MAX_LEVELS + l;
-            for (int64_t j = items * thread / threads; j < items * (thread + 1) / threads; j++) {
-                int64_t lo = j % parts * ACROSS_ITEM;
-                hti_range own = {lo, least(lo + ACROSS_ITEM, s.clusters[l])};
-                across_item(o, b, &s, l, j / parts, own, slot + j % parts);
-            }
+            for (int64_t slot = SLOTS * thread / threads; slot < SLOTS * (thread + 1) / threads;
+                 slot++)
+                across_slot(o, b, &s, l, slot);
         }
 #pragma omp barrier
     }
@@ -350,7 +377,8 @@ static void backward_across(grad_own *o, const backward *b, int thread, int thre
 /* ---- near ---- */
 
 /* The step's query rows of one head, all local levels: q, g, m, h. */
-static void load_queries(grad_own *o, const backward *b, const hti_seq *s, int64_t row, int64_t head) {
+static void load_queries(grad_own *o, const backward *b, const hti_seq *s, int64_t row,
+                         int64_t head) {
     const hti_shape *z = &b->w.z;
     const hti_attention_call *c = b->w.call;
     view q = view_of(c, &c->q, s->index, head), dz = view_of(c, &c->dout, s->index, head);
@@ -366,7 +394,7 @@ static void load_queries(grad_own *o, const backward *b, const hti_seq *s, int64
         } else {
             zero_row(to, z->dp);
         }
-        if (o->m0[i - r.lo] < INFINITY) {
+        if (o->m0[i - r.lo] != INFINITY) {
             copy_row(g, dz.data + i * dz.stride, z->dv, z->dvp);
         } else {
             zero_row(g, z->dvp);
@@ -374,16 +402,19 @@ static void load_queries(grad_own *o, const backward *b, const hti_seq *s, int64
     }
     for (int l = 1; l < s->local && !z->fine; l++) {
         hti_range own = hti_step_own(s, row, l);
-        int64_t at = s->own_at[l] - own.lo, below = l == 1 ? -r.lo : s->own_at[l - 1] - (row >> (l - 1));
+        int64_t at = s->own_at[l] - own.lo,
+                below = l == 1 ? -r.lo : s->own_at[l - 1] - (row >> (l - 1));
         const float *counts = b->w.t.query_n + s->count_at[l - 1];
         if (l == 1) {
-            coarsen_rows(o->q + (at + own.lo) * z->dp, q, counts, own, s->clusters[0], z->d, z->dp, z->first);
+            coarsen_rows(o->q + (at + own.lo) * z->dp, q, counts, own, s->clusters[0], z->d, z->dp,
+                         z->first);
         } else {
-            coarsen(o->q + at * z->dp, -1, o->q + below * z->dp, -1, counts, own, s->clusters[l - 1], z->dp, z->first);
+            coarsen(o->q + at * z->dp, -1, o->q + below * z->dp, -1, counts, own,
+                    s->clusters[l - 1], z->dp, z->first);
         }
-        restrict_level(o->g + at * z->dvp, o->h + at, o->m + at, (l == 1 ? o->g0 : o->g) + below * z->dvp,
-                       (l == 1 ? o->h0 : o->h) + below, (l == 1 ? o->m0 : o->m) + below, own, s->clusters[l - 1],
-                       z->dvp);
+        restrict_level(o->g + at * z->dvp, o->h + at, o->m + at,
+                       (l == 1 ? o->g0 : o->g) + below * z->dvp, (l == 1 ? o->h0 : o->h) + below,
+                       (l == 1 ? o->m0 : o->m) + below, own, s->clusters[l - 1], z->dvp);
     }
 }
 
@@ -401,11 +432,13 @@ static hti_range run_own(const run *r, int level) {
 
 static grad_keys run_keys(const grad_own *o, const backward *b, const run *r, int level) {
     hti_range own = run_own(r, level);
-    return (grad_keys){o->dk + r->at[level] * b->w.z.dp, o->dv + r->at[level] * b->w.z.dvp, own.lo, own.hi};
+    return (grad_keys){o->dk + r->at[level] * b->w.z.dp, o->dv + r->at[level] * b->w.z.dvp, own.lo,
+                       own.hi};
 }
 
 /* Coarse tiles of the step at a local level >= 1. */
-static void near_grad_level(grad_own *o, const backward *b, const run *r, int64_t row, int64_t head, int l, int mine) {
+static void near_grad_level(grad_own *o, const backward *b, const run *r, int64_t row, int64_t head,
+                            int l, int mine) {
     const hti_shape *z = &b->w.z;
     const hti_seq *s = r->s;
     keys at = ring_keys(&o->keys, &b->w, s, l);
@@ -418,23 +451,25 @@ static void near_grad_level(grad_own *o, const backward *b, const run *r, int64_
         } else if (l + 1 < s->levels) {
             in.base = b->dq + pyramid_row(&b->w.t, head, s, l + 1, c0 >> 1) * z->dp;
         }
-        grad_coarse_tile(o, b, s, l, head, c0, (int)least(TILE, own.hi - c0), &at, o->q + i * z->dp, o->g + i * z->dvp,
-                         o->m + i, o->h + i, in, mine ? o->dq + i * z->dp : NULL, run_keys(o, b, r, l),
-                         bias_slot(b, r->slot, head));
+        grad_coarse_tile(o, b, s, l, head, c0, (int)least(TILE, own.hi - c0), &at, o->q + i * z->dp,
+                         o->g + i * z->dvp, o->m + i, o->h + i, in, mine ? o->dq + i * z->dp : NULL,
+                         run_keys(o, b, r, l), bias_slot(b, r->slot, head));
     }
 }
 
 /* Where the dq of a row tile starts: its parents'. */
-static rows_in row_parents(const grad_own *o, const backward *b, const hti_seq *s, int64_t row, int64_t head,
-                           int64_t c0) {
+static rows_in row_parents(const grad_own *o, const backward *b, const hti_seq *s, int64_t row,
+                           int64_t head, int64_t c0) {
     const hti_shape *z = &b->w.z;
     if (s->levels == 1 || z->fine) return (rows_in){NULL, z->dp, 1};
-    if (s->local > 1) return (rows_in){o->dq + (s->own_at[1] + (c0 >> 1) - (row >> 1)) * z->dp, z->dp, 1};
+    if (s->local > 1)
+        return (rows_in){o->dq + (s->own_at[1] + (c0 >> 1) - (row >> 1)) * z->dp, z->dp, 1};
     return (rows_in){b->dq + pyramid_row(&b->w.t, head, s, 1, c0 >> 1) * z->dp, z->dp, 1};
 }
 
 /* Rotary: dq of the turned rows, in t.acc, turned back and put with the parents'. */
-static void turn_back(grad_own *o, const backward *b, rows_in in, const float *keep, rows_out out, int64_t c0) {
+static void turn_back(grad_own *o, const backward *b, rows_in in, const float *keep, rows_out out,
+                      int64_t c0) {
     const hti_shape *z = &b->w.z;
     for (int i = 0; i < o->x->t.rows; i++) {
         float *x = o->x->t.acc + i * z->dp, *to = out.base + i * out.stride;
@@ -445,8 +480,8 @@ static void turn_back(grad_own *o, const backward *b, rows_in in, const float *k
 }
 
 /* Level 0 of rows c0 ...: dq goes to the caller. */
-static void grad_row_tile(grad_own *o, const backward *b, const run *r, int64_t row, int64_t head, int64_t c0,
-                          int mine) {
+static void grad_row_tile(grad_own *o, const backward *b, const run *r, int64_t row, int64_t head,
+                          int64_t c0, int mine) {
     const hti_shape *z = &b->w.z;
     const hti_seq *s = r->s;
     grad_tile *x = o->x;
@@ -466,20 +501,30 @@ static void grad_row_tile(grad_own *o, const backward *b, const run *r, int64_t 
     rows_in in = row_parents(o, b, s, row, head, c0), none = {NULL, z->dp, 1};
     rows_out user = {dq.data + c0 * dq.stride, dq.stride, z->d, x->t.finish, b->stream_q};
     rows_out here = {x->t.acc, z->dp, z->dp, turned ? NULL : x->t.finish, 0};
-    grad_job job = {&at, relative_of(&b->w.rel, head, 0, 0, c0), c0, q, g, to, mine, turned ? none : in,
-                    turned || rows < TILE ? here : user, NULL};
+    grad_job job = {&at,
+                    relative_of(&b->w.rel, head, 0),
+                    c0,
+                    q,
+                    g,
+                    to,
+                    mine,
+                    turned ? none : in,
+                    turned || rows < TILE ? here : user,
+                    NULL};
     grad_run_tile(o, b, &job, mine ? bias_slot(b, r->slot, head) : NULL);
     if (!mine) return;
     if (turned) {
         turn_back(o, b, in, keep, user, c0);
     } else if (rows < TILE) {
         for (int i = 0; i < rows; i++)
-            for (int64_t c = 0; c < z->d; c++) user.base[i * user.stride + c] = x->t.acc[i * z->dp + c];
+            for (int64_t c = 0; c < z->d; c++)
+                user.base[i * user.stride + c] = x->t.acc[i * z->dp + c];
     }
 }
 
 /* One row of dk or dv to the caller. */
-static void put_row(float *to, const float *x, const float *up, float share, float scale, int64_t w, int stream) {
+static void put_row(float *to, const float *x, const float *up, float share, float scale, int64_t w,
+                    int stream) {
     vf f = vf_set1(scale), p = vf_set1(share);
     for (int64_t c = 0; c < w; c += VW) {
         vf y = vf_load(x + c);
@@ -503,7 +548,8 @@ static void finish_run(grad_own *o, const backward *b, const run *r) {
     const hti_seq *s = r->s;
     int far = s->local < s->levels && !z->fine;
     int64_t key = far ? pyramid_row(t, r->kv, s, s->local, 0) : 0;
-    const float *dk = b->dk + key * z->dp, *dv = b->dv + key * z->dvp; /* of cluster 0 one level up */
+    const float *dk = b->dk + key * z->dp,
+                *dv = b->dv + key * z->dvp; /* of cluster 0 one level up */
     for (int l = s->local - 1; l > 0; l--) {
         hti_range own = run_own(r, l);
         const float *n = t->key_n + s->count_at[l], *up = t->key_n + s->count_at[l + 1];
@@ -519,12 +565,15 @@ static void finish_run(grad_own *o, const backward *b, const run *r) {
     int has_up = far || s->local > 1;
     const float *n = t->key_n + s->count_at[0], *up = has_up ? t->key_n + s->count_at[1] : NULL;
     for (int64_t i = r->rows.lo; i < r->rows.hi; i++) {
-        float share = has_up && n[i] > 0 ? 1 / up[i >> 1] : 0, scale = n[i] > 0 ? (float)c->desc->scale : 0;
-        float *x = o->dk + (r->at[0] + i - r->rows.lo) * z->dp, *y = o->dv + (r->at[0] + i - r->rows.lo) * z->dvp;
+        float share = has_up && n[i] > 0 ? 1 / up[i >> 1] : 0,
+              scale = n[i] > 0 ? (float)c->desc->scale : 0;
+        float *x = o->dk + (r->at[0] + i - r->rows.lo) * z->dp,
+              *y = o->dv + (r->at[0] + i - r->rows.lo) * z->dvp;
         if (b->w.turn.table) turn_row(x, x, &b->w.turn, i, -1);
-        put_row(k.data + i * k.stride, x, has_up ? dk + (i >> 1) * z->dp : NULL, share, scale, z->d, b->stream_k);
-        put_row(v.data + i * v.stride, y, has_up ? dv + (i >> 1) * z->dvp : NULL, share, n[i] > 0 ? 1.0f : 0.0f, z->dv,
-                b->stream_v);
+        put_row(k.data + i * k.stride, x, has_up ? dk + (i >> 1) * z->dp : NULL, share, scale, z->d,
+                b->stream_k);
+        put_row(v.data + i * v.stride, y, has_up ? dv + (i >> 1) * z->dvp : NULL, share,
+                n[i] > 0 ? 1.0f : 0.0f, z->dv, b->stream_v);
     }
 }
 
@@ -567,9 +616,12 @@ static void near_run(grad_own *o, const backward *b, run *r) {
 
 static void backward_near(grad_own *o, const backward *b, int thread, int threads) {
     hti_walk w;
-    for (int go = hti_runs_begin(&w, &b->w.t, b->w.z.kv_heads, thread, threads); go; go = hti_runs_next(&w)) {
-        run r = {.s = &w.seq, .kv = w.head, .slot = hti_run_index(&w), .rows = hti_run_rows(&w)};
-        near_run(o, b, &r);
+    for (int slot = SLOTS * thread / threads; slot < SLOTS * (thread + 1) / threads; slot++) {
+        for (int go = hti_runs_begin(&w, &b->w.t, b->w.z.kv_heads, slot, SLOTS); go;
+             go = hti_runs_next(&w)) {
+            run r = {.s = &w.seq, .kv = w.head, .slot = slot, .rows = hti_run_rows(&w)};
+            near_run(o, b, &r);
+        }
     }
 }
 
@@ -583,7 +635,7 @@ static void add_bias(const backward *b, int thread, int threads) {
     for (int64_t h = thread; h < heads; h += threads) {
         for (int64_t e = -last; e <= last; e++) { /* key cluster - query cluster */
             double sum = 0;
-            for (int64_t s = 0; s < b->bias_slots; s++) sum += bias_slot(b, s, h)[-e];
+            for (int64_t s = 0; s < SLOTS; s++) sum += bias_slot(b, s, h)[-e];
             dbias[(e + last) * heads + h] += (float)sum;
         }
     }
@@ -601,11 +653,11 @@ static void hierarchical_backward(ht_context *ctx, const hti_attention_call *cal
 #pragma omp parallel num_threads(ctx->threads)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        hti_carve c = {b.threads + b.thread_bytes * (size_t)thread, 0};
+        hti_arena c = {b.threads + b.thread_bytes * (size_t)thread, 0};
         grad_own o;
         grad_own_take(&o, &c, &b.w.t, call->length, b.w.rel.reach);
         memset(o.x, 0, sizeof *o.x);
-        for (int64_t i = thread; b.bias && i < b.bias_slots; i += threads)
+        for (int64_t i = thread; b.bias && i < SLOTS; i += threads)
             memset((char *)b.bias + (size_t)i * table, 0, table);
         work_begin(&b.w, thread, threads);
         backward_up(&o, &b, thread, threads);

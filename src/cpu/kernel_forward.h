@@ -1,15 +1,14 @@
 /*
  * Forward, kinds hierarchical and local. The phases, in the order in which they read memory least:
  *
- *     near    step by step: levels 0 ... local-1 from the thread's own rings; z and lse of these levels alone. On the
- *             way, means of keys, values and queries at level `local` go to the shared pyramid
- *     up      the pyramid's other levels
- *     across  coarse rows against coarse keys, from the top level down to `local`; a parent's softmax state
- *             (maximum, sum, numerator) is where its children start
- *     merge   level `local`'s result joins z and lse of its rows
+ *     near    step by step: levels 0 ... local-1 from the thread's own rings; z and lse of these
+ * levels alone. On the way, means of keys, values and queries at level `local` go to the shared
+ * pyramid up      the pyramid's other levels across  coarse rows against coarse keys, from the top
+ * level down to `local`; a parent's softmax state (maximum, sum, numerator) is where its children
+ * start merge   level `local`'s result joins z and lse of its rows
  *
- * In mode fine every row attends at all levels itself: the pyramid of keys and values comes first, then `near` with
- * all levels. Short sequences end with `near`.
+ * In mode fine every row attends at all levels itself: the pyramid of keys and values comes first,
+ * then `near` with all levels. Short sequences end with `near`.
  */
 
 /* Rows of a neighbouring block of the coarsest local level: four levels at block 16. */
@@ -33,11 +32,11 @@ typedef struct forward {
     float *near;   /* [q_heads][rows] lse of the local levels, in units of log 2 */
     char *threads; /* each thread's own memory follows the other's */
     size_t thread_bytes;
-    int stream;    /* z is written past the cache */
+    int stream; /* z is written past the cache */
 } forward;
 
-static void own_take(forward_own *o, hti_carve *c, const hti_shape *z, int64_t length, int rotary) {
-    int64_t rows = hti_own_rows(z);
+static void own_take(forward_own *o, hti_arena *c, const hti_shape *z, int64_t length, int rotary) {
+    int64_t rows = hti_own_rows(z, length);
     o->t = hti_take(c, 1, sizeof(tile));
     rings_take(&o->keys, c, z, length);
     o->q = hti_take(c, rows * z->dp, sizeof(float));
@@ -49,9 +48,9 @@ static void own_take(forward_own *o, hti_carve *c, const hti_shape *z, int64_t l
 }
 
 /* call NULL: measures for the plan's maxima */
-static size_t forward_take(forward *f, void *base, const ht_attention_desc *desc, const hti_attention_call *call,
-                           int threads) {
-    hti_carve c = {base, 0}, mine = {NULL, 0};
+static size_t forward_take(forward *f, void *base, const ht_attention_desc *desc,
+                           const hti_attention_call *call, int threads) {
+    hti_arena c = {base, 0}, mine = {NULL, 0};
     forward_own o;
     *f = (forward){0};
     work_take(&f->w, &c, desc, call, FORWARD_REACH);
@@ -60,7 +59,8 @@ static size_t forward_take(forward *f, void *base, const ht_attention_desc *desc
     f->max = hti_take(&c, rows, sizeof(float));
     f->sum = hti_take(&c, rows, sizeof(float));
     f->acc = hti_take(&c, rows * z->dvp, sizeof(float));
-    f->near = hti_take(&c, rows > 0 ? z->q_heads * (call ? call->rows : desc->max_rows) : 0, sizeof(float));
+    f->near = hti_take(&c, rows > 0 ? z->q_heads * (call ? call->rows : desc->max_rows) : 0,
+                       sizeof(float));
     own_take(&o, &mine, z, call ? call->length : desc->max_length, desc->rotary_theta > 0);
     f->thread_bytes = (mine.used + 4095) / 4096 * 4096;
     f->threads = hti_take(&c, threads, f->thread_bytes);
@@ -96,12 +96,13 @@ static void coarse_queries(tile *t, const float *q, int64_t dp, int64_t d, float
 }
 
 /* A coarse tile of query clusters c0 ... : rows of parents `in` (or none), own rows out. */
-static void coarse_tile(forward_own *o, const forward *f, const hti_seq *s, int level, int64_t head, int64_t c0,
-                        const float *q, const keys *at, rows_in in, float *max, float *sum, float *acc) {
+static void coarse_tile(forward_own *o, const forward *f, const hti_seq *s, int level, int64_t head,
+                        int64_t c0, const float *q, const keys *at, rows_in in, float *max,
+                        float *sum, float *acc) {
     const hti_shape *p = &f->w.z;
     tile *t = o->t;
     rows_out out = {acc, p->dvp, p->dvp, NULL, 0};
-    relative b = relative_of(&f->w.rel, head, level, 0, c0);
+    relative b = relative_of(&f->w.rel, head, 0);
     coarse_queries(t, q, p->dp, p->d, f->w.rel.scale);
     hti_segs_make(&o->segs, p, s->clusters[level], level, 0, c0, t->rows);
     if (t->rows < TILE) out.base = t->acc;
@@ -113,7 +114,8 @@ static void coarse_tile(forward_own *o, const forward *f, const hti_seq *s, int 
 
 /* ---- across ---- */
 
-static void across_tile(forward_own *o, const forward *f, const hti_seq *s, int l, int64_t head, int64_t c0) {
+static void across_tile(forward_own *o, const forward *f, const hti_seq *s, int l, int64_t head,
+                        int64_t c0) {
     const hti_shape *p = &f->w.z;
     int64_t row = pyramid_row(&f->w.t, head, s, l, c0);
     keys at = pyramid_keys(&f->w, s, head / p->group, l);
@@ -150,7 +152,8 @@ static void across(forward_own *o, const forward *f, int thread, int threads) {
 /* ---- near ---- */
 
 /* Queries of the step's own clusters, levels 1 ... local-1. */
-static void load_coarse_queries(forward_own *o, const forward *f, const hti_seq *s, int64_t row, int64_t head) {
+static void load_coarse_queries(forward_own *o, const forward *f, const hti_seq *s, int64_t row,
+                                int64_t head) {
     const hti_shape *z = &f->w.z;
     const hti_attention_call *c = f->w.call;
     for (int l = 1; l < s->local; l++) {
@@ -158,7 +161,8 @@ static void load_coarse_queries(forward_own *o, const forward *f, const hti_seq 
         float *dst = o->q + s->own_at[l] * z->dp;
         const float *n = f->w.t.query_n + s->count_at[l - 1];
         if (l == 1) {
-            coarsen_rows(dst, view_of(c, &c->q, s->index, head), n, r, s->clusters[0], z->d, z->dp, z->first);
+            coarsen_rows(dst, view_of(c, &c->q, s->index, head), n, r, s->clusters[0], z->d, z->dp,
+                         z->first);
         } else { /* both from the step's first cluster on */
             coarsen(dst - r.lo * z->dp, -1, o->q + (s->own_at[l - 1] - 2 * r.lo) * z->dp, -1, n, r,
                     s->clusters[l - 1], z->dp, z->first);
@@ -167,7 +171,8 @@ static void load_coarse_queries(forward_own *o, const forward *f, const hti_seq 
 }
 
 /* The state a tile of level l starts from: its parents', where they are local. */
-static rows_in parent_state(forward_own *o, const forward *f, const hti_seq *s, int64_t row, int l, int64_t c0) {
+static rows_in parent_state(forward_own *o, const forward *f, const hti_seq *s, int64_t row, int l,
+                            int64_t c0) {
     int64_t dvp = f->w.z.dvp;
     state_clear(o->t);
     if (f->w.z.fine || l + 1 >= s->local) return (rows_in){NULL, 0, 0};
@@ -176,7 +181,8 @@ static rows_in parent_state(forward_own *o, const forward *f, const hti_seq *s, 
     return (rows_in){o->acc + at * dvp, dvp, 1};
 }
 
-static void near_level(forward_own *o, const forward *f, const hti_seq *s, int64_t row, int64_t head, int l) {
+static void near_level(forward_own *o, const forward *f, const hti_seq *s, int64_t row,
+                       int64_t head, int l) {
     const hti_shape *z = &f->w.z;
     keys at = ring_keys(&o->keys, &f->w, s, l);
     hti_range r = hti_step_own(s, row, l);
@@ -184,13 +190,14 @@ static void near_level(forward_own *o, const forward *f, const hti_seq *s, int64
         int64_t mine = s->own_at[l] + c0 - r.lo;
         o->t->rows = (int)least(TILE, r.hi - c0);
         rows_in in = parent_state(o, f, s, row, l, c0);
-        coarse_tile(o, f, s, l, head, c0, o->q + mine * z->dp, &at, in, o->max + mine, o->sum + mine,
-                    o->acc + mine * z->dvp);
+        coarse_tile(o, f, s, l, head, c0, o->q + mine * z->dp, &at, in, o->max + mine,
+                    o->sum + mine, o->acc + mine * z->dvp);
     }
 }
 
 /* Rows c0 ... of level 0, transposed, and turned first if asked for. */
-static void fine_queries(forward_own *o, const forward *f, const hti_seq *s, int64_t head, int64_t c0, int turned) {
+static void fine_queries(forward_own *o, const forward *f, const hti_seq *s, int64_t head,
+                         int64_t c0, int turned) {
     const hti_attention_call *c = f->w.call;
     view q = view_of(c, &c->q, s->index, head);
     const float *n = f->w.t.query_n + s->count_at[0] + c0, *row[TILE];
@@ -205,7 +212,8 @@ static void fine_queries(forward_own *o, const forward *f, const hti_seq *s, int
 }
 
 /* Writes lse of rows c0 ..., given in units of log 2; masked rows give -inf and z = 0. */
-static void put_lse(const forward *f, const hti_seq *s, int64_t head, int64_t c0, int rows, const float *lse) {
+static void put_lse(const forward *f, const hti_seq *s, int64_t head, int64_t c0, int rows,
+                    const float *lse) {
     const hti_attention_call *c = f->w.call;
     const float *n = f->w.t.query_n + s->count_at[0] + c0;
     float *saved = c->saved ? (float *)c->saved + head * c->rows + s->start + c0 : NULL;
@@ -220,7 +228,8 @@ static void put_lse(const forward *f, const hti_seq *s, int64_t head, int64_t c0
 }
 
 /* lse of the tile, to the caller or, where more is to come, to scratch. */
-static void finish_rows(const forward_own *o, const forward *f, const hti_seq *s, int64_t head, int64_t c0) {
+static void finish_rows(const forward_own *o, const forward *f, const hti_seq *s, int64_t head,
+                        int64_t c0) {
     int last = f->w.z.fine || s->local == s->levels, rows = o->t->rows;
     float here[TILE], *lse = last ? here : f->near + head * f->w.call->rows + s->start + c0;
     for (int x = 0; x < TILE; x += VW) {
@@ -235,14 +244,16 @@ static void finish_rows(const forward_own *o, const forward *f, const hti_seq *s
 }
 
 /* Mode fine: rows c0 ... against all levels above 0; the state is left in the tile. */
-static rows_in fine_levels(forward_own *o, const forward *f, const hti_seq *s, int64_t head, int64_t c0) {
+static rows_in fine_levels(forward_own *o, const forward *f, const hti_seq *s, int64_t head,
+                           int64_t c0) {
     const hti_shape *z = &f->w.z;
     rows_in in = {NULL, 0, 0};
     for (int l = 1; l < s->levels; l++) {
-        keys at = l < s->local ? ring_keys(&o->keys, &f->w, s, l) : pyramid_keys(&f->w, s, head / z->group, l);
+        keys at = l < s->local ? ring_keys(&o->keys, &f->w, s, l)
+                               : pyramid_keys(&f->w, s, head / z->group, l);
         hti_segs_make(&o->segs, z, s->clusters[l], l, l, c0, o->t->rows);
         if (o->segs.keys == 0) continue;
-        relative b = relative_of(&f->w.rel, head, l, l, c0);
+        relative b = relative_of(&f->w.rel, head, l);
         rows_out out = {o->t->acc, z->dvp, z->dvp, NULL, 0};
         attend(o->t, &o->segs, &at, z, &b, c0, in, out, 0);
         in = (rows_in){o->t->acc, z->dvp, 0};
@@ -251,7 +262,8 @@ static rows_in fine_levels(forward_own *o, const forward *f, const hti_seq *s, i
 }
 
 /* Level 0 (mode fine: and all others) of rows c0 ...; z and lse go out. */
-static void row_tile(forward_own *o, const forward *f, const hti_seq *s, int64_t row, int64_t head, int64_t c0) {
+static void row_tile(forward_own *o, const forward *f, const hti_seq *s, int64_t row, int64_t head,
+                     int64_t c0) {
     const hti_shape *z = &f->w.z;
     const hti_attention_call *c = f->w.call;
     tile *t = o->t;
@@ -264,7 +276,7 @@ static void row_tile(forward_own *o, const forward *f, const hti_seq *s, int64_t
     if (z->fine) in = fine_levels(o, f, s, head, c0);
     if (f->w.turn.table) fine_queries(o, f, s, head, c0, 1);
     keys at = ring_keys(&o->keys, &f->w, s, 0);
-    relative b = relative_of(&f->w.rel, head, 0, 0, c0);
+    relative b = relative_of(&f->w.rel, head, 0);
     hti_segs_make(&o->segs, z, s->length, 0, 0, c0, t->rows);
     attend(t, &o->segs, &at, z, &b, c0, in, t->rows < TILE ? here : user, 1);
     for (int i = 0; i < t->rows && t->rows < TILE; i++)
@@ -294,7 +306,8 @@ static void feed_next(feed *n, const forward_own *o, const forward *f, const hti
 }
 
 /* The step's clusters of level `local`, from the level below. */
-static void near_up(const forward_own *o, const forward *f, const hti_seq *s, int64_t row, int64_t h) {
+static void near_up(const forward_own *o, const forward *f, const hti_seq *s, int64_t row,
+                    int64_t h) {
     const hti_shape *z = &f->w.z;
     hti_range r = hti_step_own(s, row, s->local);
     int l = s->local - 1;
@@ -304,13 +317,16 @@ static void near_up(const forward_own *o, const forward *f, const hti_seq *s, in
         view k = view_of(f->w.call, &f->w.call->k, s->index, h);
         coarsen_rows(f->w.k + (to + r.lo) * z->dp, k, n, r, s->clusters[0], z->d, z->dp, 0);
     } else {
-        coarsen(f->w.k + to * z->dp, -1, o->keys.k + s->ring_at[l] * z->dp, s->ring_mask[l], n, r, s->clusters[l], z->dp, 0);
+        coarsen(f->w.k + to * z->dp, -1, o->keys.k + s->ring_at[l] * z->dp, s->ring_mask[l], n, r,
+                s->clusters[l], z->dp, 0);
     }
-    coarsen(f->w.v + to * z->dvp, -1, o->keys.v + s->ring_at[l] * z->dvp, s->ring_mask[l], n, r, s->clusters[l], z->dvp, 0);
+    coarsen(f->w.v + to * z->dvp, -1, o->keys.v + s->ring_at[l] * z->dvp, s->ring_mask[l], n, r,
+            s->clusters[l], z->dvp, 0);
 }
 
 /* ... and the queries', of one query head. */
-static void near_up_queries(const forward_own *o, const forward *f, const hti_seq *s, int64_t row, int64_t head) {
+static void near_up_queries(const forward_own *o, const forward *f, const hti_seq *s, int64_t row,
+                            int64_t head) {
     const hti_shape *z = &f->w.z;
     const hti_attention_call *c = f->w.call;
     hti_range r = hti_step_own(s, row, s->local);
@@ -318,16 +334,19 @@ static void near_up_queries(const forward_own *o, const forward *f, const hti_se
     float *to = f->w.q + pyramid_row(&f->w.t, head, s, s->local, 0) * z->dp;
     const float *n = f->w.t.query_n + s->count_at[l];
     if (l == 0) {
-        coarsen_rows(to + r.lo * z->dp, view_of(c, &c->q, s->index, head), n, r, s->clusters[0], z->d, z->dp, z->first);
+        coarsen_rows(to + r.lo * z->dp, view_of(c, &c->q, s->index, head), n, r, s->clusters[0],
+                     z->d, z->dp, z->first);
     } else {
-        coarsen(to, -1, o->q + (s->own_at[l] - 2 * r.lo) * z->dp, -1, n, r, s->clusters[l], z->dp, z->first);
+        coarsen(to, -1, o->q + (s->own_at[l] - 2 * r.lo) * z->dp, -1, n, r, s->clusters[l], z->dp,
+                z->first);
     }
 }
 
 static void near(forward_own *o, const forward *f, int thread, int threads) {
     const hti_shape *z = &f->w.z;
     hti_walk w;
-    for (int go = hti_walk_begin(&w, &f->w.t, z->kv_heads, thread, threads); go; go = hti_walk_next(&w)) {
+    for (int go = hti_walk_begin(&w, &f->w.t, z->kv_heads, thread, threads); go;
+         go = hti_walk_next(&w)) {
         const hti_seq *s = &w.seq;
         int64_t h = w.head;
         int shared = s->local < s->levels && !z->fine;
@@ -347,12 +366,15 @@ static void near(forward_own *o, const forward *f, int thread, int threads) {
 
 /* ---- merge ---- */
 
-/* Weights of both results for rows c0 ... of one head: a[i] for the near one, b[i] for its cluster's numerator. */
-static void merge_weights(float *a, float *b, const forward *f, const hti_seq *s, int64_t head, int64_t c0, int rows) {
+/* Weights of both results for rows c0 ... of one head: a[i] for the near one, b[i] for its
+ * cluster's numerator. */
+static void merge_weights(float *a, float *b, const forward *f, const hti_seq *s, int64_t head,
+                          int64_t c0, int rows) {
     float near[TILE], far[TILE], sum[TILE], lse[TILE];
     float *from = f->near + head * f->w.call->rows + s->start + c0;
     for (int i = 0; i < TILE; i++) {
-        int64_t row = pyramid_row(&f->w.t, head, s, s->local, (c0 + least(i, rows - 1)) >> s->local);
+        int64_t row =
+            pyramid_row(&f->w.t, head, s, s->local, (c0 + least(i, rows - 1)) >> s->local);
         near[i] = from[least(i, rows - 1)];
         far[i] = f->max[row];
         sum[i] = f->sum[row];
@@ -370,7 +392,8 @@ static void merge_weights(float *a, float *b, const forward *f, const hti_seq *s
 }
 
 /* z = a z + b numerator, all heads of a row in turn: they lie side by side */
-static void merge_row(const forward *f, const hti_seq *s, const float *a, const float *b, int64_t row) {
+static void merge_row(const forward *f, const hti_seq *s, const float *a, const float *b,
+                      int64_t row) {
     const hti_shape *p = &f->w.z;
     const hti_attention_call *c = f->w.call;
     for (int64_t h = 0; h < p->q_heads; h++, a += TILE, b += TILE) {
@@ -420,10 +443,11 @@ static void hierarchical_forward(ht_context *ctx, const hti_attention_call *call
 #pragma omp parallel num_threads(ctx->threads)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        hti_carve c = {f.threads + f.thread_bytes * (size_t)thread, 0};
+        hti_arena c = {f.threads + f.thread_bytes * (size_t)thread, 0};
         forward_own o;
         own_take(&o, &c, &f.w.z, call->length, call->desc->rotary_theta > 0);
         memset(o.t, 0, sizeof *o.t);
+        o.t->live = ~0u;
         work_begin(&f.w, thread, threads);
         int shared = f.w.t.rows > 0, fine = f.w.z.fine;
         if (shared && fine) {

@@ -1,9 +1,11 @@
 /*
- * 2^x and log2 x on vectors. Error bounds measured by tests/... over every float of the range: see docs/cpu.md.
+ * 2^x and log2 x on vectors. Error bounds measured by tests/... over every float of the range: see
+ * docs/cpu.md.
  */
 
-/* 2^x for x <= 128: at most 1.01 ulp off where x >= -126; below, and for -inf, exactly 0. NaN stays NaN.
- * x = n + r with |r| <= 1/2, 2^r by a polynomial of degree 6 (relative error 1.9e-9 before rounding). */
+/* 2^x for x <= 128: at most 1.01 ulp off where x >= -126; below, and for -inf, exactly 0. NaN stays
+ * NaN. x = n + r with |r| <= 1/2, 2^r by a polynomial of degree 6 (relative error 1.9e-9 before
+ * rounding). */
 INLINE vf exp2_v(vf x) {
     vf n = vf_round(x), r = vf_sub(x, n);
     vf p = vf_set1(0x1.41d334p-13f);

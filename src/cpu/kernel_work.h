@@ -1,6 +1,6 @@
 /*
- * What forward and backward share: a call's memory, the pyramid of keys, values and queries, and the rings in which a
- * thread holds the keys around its step.
+ * What forward and backward share: a call's memory, the pyramid of keys, values and queries, and
+ * the rings in which a thread holds the keys around its step.
  */
 
 /* Pyramids: [heads][tables.rows] x dp or dvp, levels >= local. */
@@ -20,8 +20,8 @@ typedef struct rings {
 } rings;
 
 /* call NULL: measures for the plan's maxima */
-static void work_take(work *w, hti_carve *c, const ht_attention_desc *desc, const hti_attention_call *call,
-                      int64_t reach) {
+static void work_take(work *w, hti_arena *c, const ht_attention_desc *desc,
+                      const hti_attention_call *call, int64_t reach) {
     *w = (work){.call = call};
     hti_tables_take(&w->t, c, desc, call, VW, reach);
     w->z = w->t.shape;
@@ -32,7 +32,7 @@ static void work_take(work *w, hti_carve *c, const ht_attention_desc *desc, cons
     w->q = hti_take(c, w->z.fine ? 0 : w->z.q_heads * w->t.rows * w->z.dp, sizeof(float));
 }
 
-static void rings_take(rings *r, hti_carve *c, const hti_shape *z, int64_t length) {
+static void rings_take(rings *r, hti_arena *c, const hti_shape *z, int64_t length) {
     int64_t rows = hti_ring_rows(z, length);
     r->k = hti_take(c, rows * z->dp, sizeof(float));
     r->v = hti_take(c, rows * z->dvp, sizeof(float));
@@ -49,15 +49,16 @@ static void work_begin(const work *w, int thread, int threads) {
 }
 
 /* Row of a head's pyramid. */
-INLINE int64_t pyramid_row(const hti_tables *t, int64_t head, const hti_seq *s, int level, int64_t cluster) {
+INLINE int64_t pyramid_row(const hti_tables *t, int64_t head, const hti_seq *s, int level,
+                           int64_t cluster) {
     return head * t->rows + s->row_at[level] + cluster;
 }
 
 /* ---- up ---- */
 
 /* Clusters r of level `local` from the rows, for one tensor. */
-static void up_from_rows(float *dst, view src, const hti_seq *s, const float *counts, hti_range r, int64_t w,
-                         int64_t wp, int first) {
+static void up_from_rows(float *dst, view src, const hti_seq *s, const float *counts, hti_range r,
+                         int64_t w, int64_t wp, int first) {
     const float *valid = counts + s->count_at[0], *n = counts + s->count_at[s->local];
     for (int64_t c = r.lo; c < r.hi; c++, dst += wp) {
         int64_t row0 = c << s->local, row1 = least((c + 1) << s->local, s->length);
@@ -70,13 +71,13 @@ static void up_from_rows(float *dst, view src, const hti_seq *s, const float *co
 }
 
 /* Clusters r of level l >= local of one tensor; x: the head's pyramid. */
-static void up_level(float *x, const hti_seq *s, const float *counts, view src, int l, hti_range r, int64_t w,
-                     int64_t wp, int first) {
+static void up_level(float *x, const hti_seq *s, const float *counts, view src, int l, hti_range r,
+                     int64_t w, int64_t wp, int first) {
     if (l == s->local) {
         up_from_rows(x + (s->row_at[l] + r.lo) * wp, src, s, counts, r, w, wp, first);
     } else {
-        coarsen(x + s->row_at[l] * wp, -1, x + s->row_at[l - 1] * wp, -1, counts + s->count_at[l - 1], r,
-                s->clusters[l - 1], wp, first);
+        coarsen(x + s->row_at[l] * wp, -1, x + s->row_at[l - 1] * wp, -1,
+                counts + s->count_at[l - 1], r, s->clusters[l - 1], wp, first);
     }
 }
 
@@ -85,11 +86,13 @@ static void up_all(const work *w, const hti_seq *s, int64_t h, int l, hti_range 
     const hti_shape *p = &w->z;
     const hti_attention_call *c = w->call;
     int64_t rows = w->t.rows;
-    up_level(w->k + h * rows * p->dp, s, w->t.key_n, view_of(c, &c->k, s->index, h), l, r, p->d, p->dp, 0);
-    up_level(w->v + h * rows * p->dvp, s, w->t.key_n, view_of(c, &c->v, s->index, h), l, r, p->dv, p->dvp, 0);
+    up_level(w->k + h * rows * p->dp, s, w->t.key_n, view_of(c, &c->k, s->index, h), l, r, p->d,
+             p->dp, 0);
+    up_level(w->v + h * rows * p->dvp, s, w->t.key_n, view_of(c, &c->v, s->index, h), l, r, p->dv,
+             p->dvp, 0);
     for (int64_t g = h * p->group; g < (h + 1) * p->group && !p->fine; g++)
-        up_level(w->q + g * rows * p->dp, s, w->t.query_n, view_of(c, &c->q, s->index, g), l, r, p->d, p->dp,
-                 p->first);
+        up_level(w->q + g * rows * p->dp, s, w->t.query_n, view_of(c, &c->q, s->index, g), l, r,
+                 p->d, p->dp, p->first);
 }
 
 static int is_shared(const hti_tables *t, int64_t sequence) {
@@ -105,7 +108,8 @@ static void up_step(const work *w, const hti_seq *s, int64_t row, int64_t h) {
 /* Level `local` from the rows, and what a step makes of it. */
 static void up_rows(const work *w, int thread, int threads) {
     hti_walk at;
-    for (int go = hti_walk_begin(&at, &w->t, w->z.kv_heads, thread, threads); go; go = hti_walk_next(&at)) {
+    for (int go = hti_walk_begin(&at, &w->t, w->z.kv_heads, thread, threads); go;
+         go = hti_walk_next(&at)) {
         if (at.seq.local == at.seq.levels) continue;
         up_all(w, &at.seq, at.head, at.seq.local, hti_step_own(&at.seq, at.row, at.seq.local));
         up_step(w, &at.seq, at.row, at.head);
@@ -121,7 +125,8 @@ static void up_top(const work *w, int thread, int threads) {
         if (!is_shared(&w->t, i / heads)) continue;
         hti_seq_make(&s, &w->t, i / heads);
         for (int l = s.local + 1; l < s.levels; l++)
-            if ((int64_t)1 << l > s.step) up_all(w, &s, i % heads, l, (hti_range){0, s.clusters[l]});
+            if ((int64_t)1 << l > s.step)
+                up_all(w, &s, i % heads, l, (hti_range){0, s.clusters[l]});
     }
 #pragma omp barrier
 }
@@ -135,9 +140,10 @@ static keys pyramid_keys(const work *w, const hti_seq *s, int64_t kv_head, int l
 
 /* ---- rings ---- */
 
-/* Brings the rings up to the keys that the step needs, a few top clusters at a time: what the coarse levels are made
- * of may be overwritten as soon as they are made. */
-static void load_keys(rings *o, const work *w, const hti_seq *s, int64_t row, int64_t h, int fresh) {
+/* Brings the rings up to the keys that the step needs, a few top clusters at a time: what the
+ * coarse levels are made of may be overwritten as soon as they are made. */
+static void load_keys(rings *o, const work *w, const hti_seq *s, int64_t row, int64_t h,
+                      int fresh) {
     const hti_shape *z = &w->z;
     const hti_attention_call *c = w->call;
     view k = view_of(c, &c->k, s->index, h), v = view_of(c, &c->v, s->index, h);
@@ -155,10 +161,12 @@ static void load_keys(rings *o, const work *w, const hti_seq *s, int64_t row, in
             n = w->t.key_n + s->count_at[l - 1];
             coarsen(o->k + s->ring_at[l] * z->dp, s->ring_mask[l], o->k + s->ring_at[l - 1] * z->dp,
                     s->ring_mask[l - 1], n, r, s->clusters[l - 1], z->dp, 0);
-            coarsen(o->v + s->ring_at[l] * z->dvp, s->ring_mask[l], o->v + s->ring_at[l - 1] * z->dvp,
-                    s->ring_mask[l - 1], n, r, s->clusters[l - 1], z->dvp, 0);
+            coarsen(o->v + s->ring_at[l] * z->dvp, s->ring_mask[l],
+                    o->v + s->ring_at[l - 1] * z->dvp, s->ring_mask[l - 1], n, r,
+                    s->clusters[l - 1], z->dvp, 0);
         }
-        for (int64_t i = row0; w->turn.table && i < row1; i++) { /* last: coarse keys are means of plain ones */
+        for (int64_t i = row0; w->turn.table && i < row1;
+             i++) { /* last: coarse keys are means of plain ones */
             float *x = o->k + (i & s->ring_mask[0]) * z->dp;
             turn_row(x, x, &w->turn, i, 1);
         }
@@ -173,7 +181,6 @@ static keys ring_keys(const rings *o, const work *w, const hti_seq *s, int level
 }
 
 static struct feed_rows feed_of(view x, int64_t from, int64_t rows, int64_t w) {
-    return (struct feed_rows){(const char *)(x.data + from * x.stride), x.stride * (int64_t)sizeof(float),
-                              w * (int64_t)sizeof(float), rows};
+    return (struct feed_rows){(const char *)(x.data + from * x.stride),
+                              x.stride * (int64_t)sizeof(float), w * (int64_t)sizeof(float), rows};
 }
-

@@ -1,6 +1,6 @@
 /*
- * The fast attention, written in the words of simd.h. A file per instruction set includes this once,
- * with FAST(name) naming its copy of the entries.
+ * The fast attention, written in the words of simd.h. A file per instruction set includes this
+ * once, with FAST(name) naming its copy of the entries.
  */
 #include <float.h>
 #include <math.h>
@@ -18,11 +18,10 @@
 #include "cpu/kernel_grad.h"
 #include "cpu/kernel_backward.h"
 
-/* float64, dropout, causal, kind full and query fine belong to the reference kernels for now: the
- * causal tiles still let values that are not finite reach earlier rows. What forward
- * saves is in its own units, so forward and backward always go the same way. */
+/* float64, dropout, kind full and query fine belong to the reference kernels. What forward saves is
+ * in its own units, so forward and backward always go the same way. */
 static int is_fast(const ht_attention_desc *desc) {
-    if (desc->dtype != HT_F32 || desc->dropout != 0 || desc->causal) return 0;
+    if (desc->dtype != HT_F32 || desc->dropout != 0) return 0;
     return desc->kind == HT_LOCAL ||
            (desc->kind == HT_HIERARCHICAL && desc->query != HT_QUERY_FINE);
 }
