@@ -468,12 +468,12 @@ static rows_in row_parents(const grad_own *o, const backward *b, const hti_seq *
 }
 
 /* Rotary: dq of the turned rows, in t.acc, turned back and put with the parents'. */
-static void turn_back(grad_own *o, const backward *b, rows_in in, const float *keep, rows_out out,
+static void turn_back(tile *t, const backward *b, rows_in in, const float *keep, rows_out out,
                       int64_t c0) {
     const hti_shape *z = &b->w.z;
-    for (int i = 0; i < o->x->t.rows; i++) {
-        float *x = o->x->t.acc + i * z->dp, *to = out.base + i * out.stride;
-        const float *up = in.base ? in.base + (i >> in.shift) * in.stride : o->x->t.zeros;
+    for (int i = 0; i < t->rows; i++) {
+        float *x = t->acc + i * z->dp, *to = out.base + i * out.stride;
+        const float *up = in.base ? in.base + (i >> in.shift) * in.stride : t->zeros;
         turn_row(x, x, &b->w.turn, c0 + i, -1);
         for (int64_t c = 0; c < z->d; c++) to[c] = out.finish[i] * (x[c] + keep[i] * up[c]);
     }
@@ -514,7 +514,7 @@ static void grad_row_tile(grad_own *o, const backward *b, const run *r, int64_t 
     grad_run_tile(o, b, &job, mine ? bias_slot(b, r->slot, head) : NULL);
     if (!mine) return;
     if (turned) {
-        turn_back(o, b, in, keep, user, c0);
+        turn_back(&x->t, b, in, keep, user, c0);
     } else if (rows < TILE) {
         for (int i = 0; i < rows; i++)
             for (int64_t c = 0; c < z->d; c++)
@@ -630,26 +630,42 @@ static void backward_near(grad_own *o, const backward *b, int thread, int thread
 /* dbias += the sum over slots, in their order. */
 static void add_bias(const backward *b, int thread, int threads) {
     const hti_attention_call *c = b->w.call;
-    int64_t heads = b->w.z.q_heads, last = 2 * b->w.z.block - 1;
+    int64_t heads = b->w.z.q_heads, last = 2 * b->w.z.block - 1, reach = b->w.rel.reach;
     float *dbias = c->dbias;
     for (int64_t h = thread; h < heads; h += threads) {
         for (int64_t e = -last; e <= last; e++) { /* key cluster - query cluster */
             double sum = 0;
-            for (int64_t s = 0; s < SLOTS; s++) sum += bias_slot(b, s, h)[-e];
+            for (int64_t s = 0; s < SLOTS; s++) {
+                const double *at = bias_slot(b, s, h);
+                sum += at[-e];
+                if (e != last && e != -last) continue;
+                for (int64_t x = last + 1; x < reach; x++) sum += at[e < 0 ? x : -x]; /* clamped */
+            }
             dbias[(e + last) * heads + h] += (float)sum;
         }
     }
 }
 
+static void clear_bias(const backward *b, int thread, int threads) {
+    int64_t table = b->w.z.q_heads * 2 * b->w.rel.reach;
+    for (int64_t i = thread; b->bias && i < SLOTS; i += threads)
+        memset(b->bias + i * table, 0, (size_t)table * sizeof(double));
+}
+
+/* What is not wanted, and what is written past the cache. */
+static void backward_streams(backward *b, const hti_attention_call *call) {
+    const hti_shape *z = &b->w.z;
+    if (!call->dbias) b->bias = NULL;
+    b->stream_q = can_stream(&call->dq, call->rows, z->q_heads, z->d);
+    b->stream_k = can_stream(&call->dk, call->rows, z->kv_heads, z->d);
+    b->stream_v = can_stream(&call->dv, call->rows, z->kv_heads, z->dv);
+}
+
 static void hierarchical_backward(ht_context *ctx, const hti_attention_call *call) {
     backward b;
     backward_take(&b, call->scratch, call->desc, call, ctx->threads);
-    if (!call->dbias) b.bias = NULL;
-    b.stream_q = can_stream(&call->dq, call->rows, b.w.z.q_heads, b.w.z.d);
-    b.stream_k = can_stream(&call->dk, call->rows, b.w.z.kv_heads, b.w.z.d);
-    b.stream_v = can_stream(&call->dv, call->rows, b.w.z.kv_heads, b.w.z.dv);
+    backward_streams(&b, call);
     hti_tables_index(&b.w.t);
-    size_t table = (size_t)(b.w.z.q_heads * 2 * b.w.rel.reach) * sizeof(double);
 #pragma omp parallel num_threads(ctx->threads)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
@@ -657,8 +673,7 @@ static void hierarchical_backward(ht_context *ctx, const hti_attention_call *cal
         grad_own o;
         grad_own_take(&o, &c, &b.w.t, call->length, b.w.rel.reach);
         memset(o.x, 0, sizeof *o.x);
-        for (int64_t i = thread; b.bias && i < SLOTS; i += threads)
-            memset((char *)b.bias + (size_t)i * table, 0, table);
+        clear_bias(&b, thread, threads);
         work_begin(&b.w, thread, threads);
         backward_up(&o, &b, thread, threads);
         if (b.w.t.rows > 0) backward_across(&o, &b, thread, threads);

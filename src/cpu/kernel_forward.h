@@ -195,51 +195,16 @@ static void near_level(forward_own *o, const forward *f, const hti_seq *s, int64
     }
 }
 
-/* Rows c0 ... of level 0, transposed, and turned first if asked for. */
-static void fine_queries(forward_own *o, const forward *f, const hti_seq *s, int64_t head,
-                         int64_t c0, int turned) {
-    const hti_attention_call *c = f->w.call;
-    view q = view_of(c, &c->q, s->index, head);
-    const float *n = f->w.t.query_n + s->count_at[0] + c0, *row[TILE];
-    for (int i = 0; i < TILE; i++) {
-        row[i] = i < o->t->rows && n[i] > 0 ? q.data + (c0 + i) * q.stride : NULL;
-        if (!row[i] || !turned) continue;
-        float *to = o->turned + i * f->w.z.dp;
-        turn_row(to, row[i], &f->w.turn, c0 + i, 1);
-        row[i] = to;
-    }
-    transpose_rows(o->t->q, row, f->w.z.d, f->w.rel.scale);
-}
-
-/* Writes lse of rows c0 ..., given in units of log 2; masked rows give -inf and z = 0. */
-static void put_lse(const forward *f, const hti_seq *s, int64_t head, int64_t c0, int rows,
-                    const float *lse) {
-    const hti_attention_call *c = f->w.call;
-    const float *n = f->w.t.query_n + s->count_at[0] + c0;
-    float *saved = c->saved ? (float *)c->saved + head * c->rows + s->start + c0 : NULL;
-    view to = c->lse.data ? view_of(c, &c->lse, s->index, head) : (view){NULL, 0};
-    view z = view_of(c, &c->out, s->index, head);
-    for (int i = 0; i < rows; i++) {
-        float y = n[i] == 0 ? -INFINITY : lse[i];
-        if (saved) saved[i] = y; /* backward subtracts it from scores, which are in these units */
-        if (to.data) to.data[(c0 + i) * to.stride] = y * 0x1.62e430p-1f;
-        for (int64_t x = 0; n[i] == 0 && x < f->w.z.dv; x++) z.data[(c0 + i) * z.stride + x] = 0;
-    }
-}
-
 /* lse of the tile, to the caller or, where more is to come, to scratch. */
 static void finish_rows(const forward_own *o, const forward *f, const hti_seq *s, int64_t head,
                         int64_t c0) {
-    int last = f->w.z.fine || s->local == s->levels, rows = o->t->rows;
-    float here[TILE], *lse = last ? here : f->near + head * f->w.call->rows + s->start + c0;
-    for (int x = 0; x < TILE; x += VW) {
-        vf sum = vf_load(o->t->sum + x), y = vf_add(vf_load(o->t->max + x), log2_v(sum));
-        vf_store(here + x, vf_pick_positive(sum, y, vf_set1(-INFINITY)));
-    }
-    if (last) {
-        put_lse(f, s, head, c0, rows, here);
+    float here[TILE];
+    lse_of_tile(here, o->t);
+    if (f->w.z.fine || s->local == s->levels) {
+        put_lse(&f->w, s, head, c0, o->t->rows, here);
     } else {
-        memcpy(lse, here, sizeof(float) * (size_t)rows);
+        float *lse = f->near + head * f->w.call->rows + s->start + c0;
+        memcpy(lse, here, sizeof(float) * (size_t)o->t->rows);
     }
 }
 
@@ -272,9 +237,9 @@ static void row_tile(forward_own *o, const forward *f, const hti_seq *s, int64_t
     rows_out user = {to.data + c0 * to.stride, to.stride, z->dv, NULL, f->stream};
     rows_out here = {t->acc, z->dvp, z->dvp, NULL, 0};
     rows_in in = parent_state(o, f, s, row, 0, c0);
-    fine_queries(o, f, s, head, c0, 0);
+    row_queries(t->q, &f->w, s, head, c0, t->rows, NULL);
     if (z->fine) in = fine_levels(o, f, s, head, c0);
-    if (f->w.turn.table) fine_queries(o, f, s, head, c0, 1);
+    if (f->w.turn.table) row_queries(t->q, &f->w, s, head, c0, t->rows, o->turned);
     keys at = ring_keys(&o->keys, &f->w, s, 0);
     relative b = relative_of(&f->w.rel, head, 0);
     hti_segs_make(&o->segs, z, s->length, 0, 0, c0, t->rows);
@@ -430,7 +395,7 @@ static void merge(float *weights, const forward *f, int thread, int threads) {
                 merge_weights(weights + h * TILE, weights + (heads + h) * TILE, f, s, h, c0, rows);
             for (int i = 0; i < rows; i++) merge_row(f, s, a + i, b + i, c0 + i);
             for (int64_t h = 0; h < heads; h++)
-                put_lse(f, s, h, c0, rows, f->near + h * f->w.call->rows + s->start + c0);
+                put_lse(&f->w, s, h, c0, rows, f->near + h * f->w.call->rows + s->start + c0);
         }
     }
 }

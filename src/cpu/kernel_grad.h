@@ -169,22 +169,30 @@ static void lane_products(float *out, const float *a, const float *b, int64_t d)
     }
 }
 
-/* bias[c - j] += ds, bias being laid out like the table of relatives: lanes are neighbours. shift:
- * as there. */
+/* Sum of all ds of n keys. */
+static float sum_of(const float *ds, int64_t n) {
+    vf sum = vf_zero();
+    for (int64_t i = 0; i < n * TILE; i += VW) sum = vf_add(sum, vf_load(ds + i));
+    return vf_sum(sum);
+}
+
+/* bias[c - j] += ds, bias being laid out like the table of relatives: lanes are neighbours. */
 static void grad_of_bias(float *bias, const grad_tile *x, const hti_segs *pass, int64_t c0,
-                         int shift) {
+                         const relative *b) {
     const float *ds = x->ds;
     for (int i = 0; i < pass->count; i++) {
-        for (int64_t j = pass->seg[i].from; j < pass->seg[i].from + pass->seg[i].count;
-             j++, ds += TILE) {
-            if (shift == 0) {
-                float *to = bias + (c0 - j);
-                for (int v = 0; v < TILE; v += VW)
-                    vf_store(to + v, vf_add(vf_load(to + v), vf_load(ds + v)));
-                continue;
-            }
-            for (int v = 0; v < x->t.rows; v++) bias[((c0 + v) >> shift) - j] += ds[v];
+        const hti_seg *g = &pass->seg[i];
+        int64_t far = one_distance(b, g, c0);
+        if (far) bias[far] += sum_of(ds, g->count);
+        for (int64_t j = g->from; j < g->from + g->count && !far; j++) {
+            const float *from = ds + (j - g->from) * TILE;
+            float *to = bias + (c0 - j);
+            for (int v = 0; v < TILE && b->shift == 0; v += VW)
+                vf_store(to + v, vf_add(vf_load(to + v), vf_load(from + v)));
+            for (int v = 0; v < x->t.rows && b->shift > 0; v++)
+                bias[((c0 + v) >> b->shift) - j] += from[v];
         }
+        ds += (int64_t)g->count * TILE;
     }
 }
 
@@ -215,7 +223,7 @@ static void grad_attend(grad_tile *x, const hti_segs *all, const hti_shape *z,
         pass_products(x, &pass, at, z);
         grad_of_scores(x, &pass);
         grad_of_keys(x, &pass, z, job->q, job->g, &job->to);
-        if (job->bias) grad_of_bias(job->bias, x, &pass, job->c0, job->rel.shift);
+        if (job->bias) grad_of_bias(job->bias, x, &pass, job->c0, &job->rel);
         if (!job->want_dq) continue;
         int last = done >= all->keys;
         rows_out to = last ? job->out : (rows_out){x->t.acc, z->dp, z->dp, NULL, 0};

@@ -9,6 +9,7 @@ typedef struct relatives {
     float *table;  /* [q_heads][size] */
     int64_t reach; /* clusters on each side that a table covers */
     int64_t size;  /* floats of a head's tables; 0: no bias */
+    int64_t most;  /* kind full: distances beyond this count as it; else 0 */
     float scale;   /* of the scores, in units of log 2 */
 } relatives;
 
@@ -17,6 +18,7 @@ typedef struct relatives {
 static void relatives_take(relatives *r, hti_arena *c, const ht_attention_desc *desc,
                            const hti_shape *s) {
     *r = (relatives){.reach = (2 * s->block + 3 * TILE - 1) / TILE * TILE,
+                     .most = desc->kind == HT_FULL ? 2 * s->block - 1 : 0,
                      .scale = (float)(desc->scale * LOG2_E)};
     int repeats = s->fine && !s->single ? 15 : 1; /* shifts 0 to 3: 1 + 2 + 4 + 8 */
     if (desc->has_bias) r->size = 2 * r->reach * repeats;
@@ -31,15 +33,15 @@ INLINE float *relative_centre(const relatives *r, int64_t head, int shift) {
 
 /* The table of a head for lanes whose cluster is their row >> shift. */
 INLINE relative relative_of(const relatives *r, int64_t head, int shift) {
-    return (relative){r->size ? relative_centre(r, head, shift < 4 ? shift : 0) : NULL, shift};
+    return (relative){r->size ? relative_centre(r, head, shift < 4 ? shift : 0) : NULL, shift,
+                      r->most};
 }
 
-/* Entry for query cluster - key cluster = x, in units of log 2; beyond the table no pair of
- * clusters meets. */
+/* Entry for query cluster - key cluster = x, in units of log 2; beyond the table it is the last one
+ * (kind full), or no pair of clusters meets. */
 static float relative_entry(const hti_attention_call *c, int64_t head, int64_t x) {
-    int64_t last = 2 * c->desc->block - 1;
-    if (x < -last || x > last) return 0;
-    return (float)(LOG2_E * ((const float *)c->bias)[(last - x) * c->desc->q_heads + head]);
+    int64_t last = 2 * c->desc->block - 1, at = x < -last ? -last : least(x, last);
+    return (float)(LOG2_E * ((const float *)c->bias)[(last - at) * c->desc->q_heads + head]);
 }
 
 static void relatives_fill(const relatives *r, const hti_attention_call *c, const hti_shape *s,

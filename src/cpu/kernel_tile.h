@@ -300,11 +300,19 @@ static void values(tile *t, const float *w, const hti_segs *segs, const rows_of 
 /* ---- one tile, one level ---- */
 
 /* What a tile adds to the scores of a level: rel[c - j] for query cluster c and key cluster j, or
- * NULL. shift: a lane's cluster is its row >> shift. */
+ * NULL. shift: a lane's cluster is its row >> shift. most: distances beyond it count as it. */
 typedef struct relative {
     const float *rel;
     int shift;
+    int64_t most;
 } relative;
+
+/* The distance that all lanes have to all keys of a segment, `most` or -most; 0: they differ. */
+INLINE int64_t one_distance(const relative *b, const hti_seg *g, int64_t c0) {
+    if (b->most == 0) return 0;
+    if (c0 - (g->from + g->count - 1) >= b->most) return b->most;
+    return c0 + TILE - 1 - g->from <= -b->most ? -b->most : 0;
+}
 
 /* Scores of one segment. c0: the cluster (or row) of lane 0. */
 static void segment_scores(tile *t, float *s, vf *top, const hti_seg *g, const keys *at,
@@ -312,7 +320,11 @@ static void segment_scores(tile *t, float *s, vf *top, const hti_seg *g, const k
     int64_t late = g->from - diagonal;
     scoring o = {.log = at->log + g->from, .lanes = g->lanes, .late = late};
     o.cut = g->lanes != (1u << t->rows) - 1 || late + g->count > 1;
-    if (b->rel && b->shift < 4) {
+    int64_t far = one_distance(b, g, c0);
+    if (b->rel && far) {
+        for (int32_t j = 0; j < g->count; j++) t->init[j] = o.log[j] + b->rel[far];
+        o.log = t->init;
+    } else if (b->rel && b->shift < 4) {
         o.step = (int64_t)1 << b->shift;
         o.rel = b->rel + (c0 - g->from * o.step);
     } else if (b->rel) { /* all lanes are in one cluster: one number per key */

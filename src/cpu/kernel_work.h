@@ -184,3 +184,43 @@ static struct feed_rows feed_of(view x, int64_t from, int64_t rows, int64_t w) {
     return (struct feed_rows){(const char *)(x.data + from * x.stride),
                               x.stride * (int64_t)sizeof(float), w * (int64_t)sizeof(float), rows};
 }
+
+/* ---- rows of level 0 ---- */
+
+/* Query rows c0 ..., transposed and scaled; turned first where `turned` ([TILE] x dp) is given. */
+static void row_queries(float *to, const work *w, const hti_seq *s, int64_t head, int64_t c0,
+                        int rows, float *turned) {
+    view q = view_of(w->call, &w->call->q, s->index, head);
+    const float *n = w->t.query_n + s->count_at[0] + c0, *row[TILE];
+    for (int i = 0; i < TILE; i++) {
+        row[i] = i < rows && n[i] > 0 ? q.data + (c0 + i) * q.stride : NULL;
+        if (!row[i] || !turned) continue;
+        turn_row(turned + i * w->z.dp, row[i], &w->turn, c0 + i, 1);
+        row[i] = turned + i * w->z.dp;
+    }
+    transpose_rows(to, row, w->z.d, w->rel.scale);
+}
+
+/* Writes lse of rows c0 ..., given in units of log 2; masked rows give -inf and z = 0. */
+static void put_lse(const work *w, const hti_seq *s, int64_t head, int64_t c0, int rows,
+                    const float *lse) {
+    const hti_attention_call *c = w->call;
+    const float *n = w->t.query_n + s->count_at[0] + c0;
+    float *saved = c->saved ? (float *)c->saved + head * c->rows + s->start + c0 : NULL;
+    view to = c->lse.data ? view_of(c, &c->lse, s->index, head) : (view){NULL, 0};
+    view z = view_of(c, &c->out, s->index, head);
+    for (int i = 0; i < rows; i++) {
+        float y = n[i] == 0 ? -INFINITY : lse[i];
+        if (saved) saved[i] = y; /* backward subtracts it from scores, which are in these units */
+        if (to.data) to.data[(c0 + i) * to.stride] = y * 0x1.62e430p-1f;
+        for (int64_t x = 0; n[i] == 0 && x < w->z.dv; x++) z.data[(c0 + i) * z.stride + x] = 0;
+    }
+}
+
+/* lse of a tile's rows, in units of log 2. */
+static void lse_of_tile(float lse[TILE], const tile *t) {
+    for (int x = 0; x < TILE; x += VW) {
+        vf sum = vf_load(t->sum + x), y = vf_add(vf_load(t->max + x), log2_v(sum));
+        vf_store(lse + x, vf_pick_positive(sum, y, vf_set1(-INFINITY)));
+    }
+}

@@ -17,33 +17,49 @@
 #include "cpu/kernel_forward.h"
 #include "cpu/kernel_grad.h"
 #include "cpu/kernel_backward.h"
+#include "cpu/kernel_full.h"
 
-/* float64, dropout, kind full and query fine belong to the reference kernels. What forward saves is
- * in its own units, so forward and backward always go the same way. */
+/* float64, dropout and query fine belong to the reference kernels. What forward saves is in its own
+ * units, so forward and backward always go the same way. */
 static int is_fast(const ht_attention_desc *desc) {
     if (desc->dtype != HT_F32 || desc->dropout != 0) return 0;
-    return desc->kind == HT_LOCAL ||
-           (desc->kind == HT_HIERARCHICAL && desc->query != HT_QUERY_FINE);
+    return desc->kind != HT_HIERARCHICAL || desc->query != HT_QUERY_FINE;
 }
 
 void FAST(hti_attention_need)(const ht_context *ctx, const ht_attention_desc *desc,
                               ht_attention_need *need) {
     forward f;
     backward b;
+    char *own;
+    size_t bytes;
     hti_ref_attention_need(ctx, desc, need);
     if (!is_fast(desc)) return;
+    if (desc->kind == HT_FULL) {
+        need->scratch_forward =
+            full_forward_take(&f.w, NULL, desc, NULL, ctx->threads, &own, &bytes);
+        need->scratch_backward = full_backward_take(&b, NULL, desc, NULL, ctx->threads);
+        return;
+    }
     need->scratch_forward = forward_take(&f, NULL, desc, NULL, ctx->threads);
     need->scratch_backward = backward_take(&b, NULL, desc, NULL, ctx->threads);
 }
 
 ht_status FAST(hti_attention_forward)(ht_context *ctx, const hti_attention_call *call) {
     if (!is_fast(call->desc)) return hti_ref_attention_forward(ctx, call);
-    hierarchical_forward(ctx, call);
+    if (call->desc->kind == HT_FULL) {
+        full_forward(ctx, call);
+    } else {
+        hierarchical_forward(ctx, call);
+    }
     return HT_OK;
 }
 
 ht_status FAST(hti_attention_backward)(ht_context *ctx, const hti_attention_call *call) {
     if (!is_fast(call->desc)) return hti_ref_attention_backward(ctx, call);
-    hierarchical_backward(ctx, call);
+    if (call->desc->kind == HT_FULL) {
+        full_backward(ctx, call);
+    } else {
+        hierarchical_backward(ctx, call);
+    }
     return HT_OK;
 }
