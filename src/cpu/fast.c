@@ -34,7 +34,7 @@ void hti_shape_make(hti_shape *s, const ht_attention_desc *desc, int64_t width, 
     s->dp = power_of_two(max64(s->d, HTI_TILE));
     s->dvp = power_of_two(max64(s->dv, HTI_TILE));
     s->single = desc->kind != HT_HIERARCHICAL;
-    s->fine = desc->query == HT_QUERY_FINE;
+    s->fine = !s->single && desc->query == HT_QUERY_FINE;
     s->first = desc->query == HT_QUERY_FIRST;
     s->local = 1;
     while (!s->single && max64(s->block, HTI_TILE) << s->local <= reach) s->local++;
@@ -93,12 +93,13 @@ static int64_t most_rows(const hti_shape *s, int64_t rows, int64_t sequences, in
 
 /* Heads lie side by side in a row. A chunk's rows of all heads should stay in the last cache, so
  * that what is fetched beside one head's columns is there when the next head wants it; but a chunk
- * begins with filling rings. */
+ * begins with filling rings, and in mode fine it has its own sums of the blocks around it at every
+ * level. */
 static int64_t chunk_of(const hti_shape *s, int64_t length) {
     int64_t row =
         (s->q_heads * (s->d + s->dv) + s->kv_heads * (s->d + s->dv)) * (int64_t)sizeof(float);
     int64_t step = step_of(s->local), rows = power_of_two(((int64_t)CHUNK_BYTES / row) + 1);
-    rows = max64(max64(rows, 8 * step), power_of_two(4 * s->block));
+    rows = max64(max64(rows, 8 * step), power_of_two((s->fine ? 64 : 4) * s->block));
     return min64(rows, power_of_two(length));
 }
 

@@ -189,8 +189,9 @@ static void grad_of_bias(float *bias, const grad_tile *x, const hti_segs *pass, 
             float *to = bias + (c0 - j);
             for (int v = 0; v < TILE && b->shift == 0; v += VW)
                 vf_store(to + v, vf_add(vf_load(to + v), vf_load(from + v)));
-            for (int v = 0; v < x->t.rows && b->shift > 0; v++)
+            for (int v = 0; v < x->t.rows && b->shift > 0 && b->shift < 4; v++)
                 bias[((c0 + v) >> b->shift) - j] += from[v];
+            if (b->shift >= 4) bias[(c0 >> b->shift) - j] += sum_of(from, 1);
         }
         ds += (int64_t)g->count * TILE;
     }

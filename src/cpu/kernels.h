@@ -17,13 +17,14 @@
 #include "cpu/kernel_forward.h"
 #include "cpu/kernel_grad.h"
 #include "cpu/kernel_backward.h"
+#include "cpu/kernel_fine.h"
+#include "cpu/kernel_near.h"
 #include "cpu/kernel_full.h"
 
-/* float64, dropout and query fine belong to the reference kernels. What forward saves is in its own
- * units, so forward and backward always go the same way. */
+/* float64 and dropout belong to the reference kernels. What forward saves is in its own units, so
+ * forward and backward always go the same way. */
 static int is_fast(const ht_attention_desc *desc) {
-    if (desc->dtype != HT_F32 || desc->dropout != 0) return 0;
-    return desc->kind != HT_HIERARCHICAL || desc->query != HT_QUERY_FINE;
+    return desc->dtype == HT_F32 && desc->dropout == 0;
 }
 
 void FAST(hti_attention_need)(const ht_context *ctx, const ht_attention_desc *desc,
