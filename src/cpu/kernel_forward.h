@@ -405,7 +405,7 @@ static void hierarchical_forward(ht_context *ctx, const hti_attention_call *call
     forward_take(&f, call->scratch, call->desc, call, ctx->threads);
     f.stream = can_stream(&call->out, call->rows, f.w.z.q_heads, f.w.z.dv);
     hti_tables_index(&f.w.t);
-#pragma omp parallel num_threads(ctx->threads)
+#pragma omp parallel num_threads(threads_of(ctx, &f.w))
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
         hti_arena c = {f.threads + f.thread_bytes * (size_t)thread, 0};

@@ -195,7 +195,7 @@ static void full_forward(ht_context *ctx, const hti_attention_call *call) {
     full_forward_take(&w, call->scratch, call->desc, call, ctx->threads, &own, &own_bytes);
     int stream = can_stream(&call->out, call->rows, w.z.q_heads, w.z.dv);
     hti_tables_index(&w.t);
-#pragma omp parallel num_threads(ctx->threads)
+#pragma omp parallel num_threads(threads_of(ctx, &w))
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
         hti_arena c = {own + own_bytes * (size_t)thread, 0};
@@ -389,7 +389,7 @@ static void full_backward(ht_context *ctx, const hti_attention_call *call) {
     full_backward_take(&b, call->scratch, call->desc, call, ctx->threads);
     backward_streams(&b, call);
     hti_tables_index(&b.w.t);
-#pragma omp parallel num_threads(ctx->threads)
+#pragma omp parallel num_threads(threads_of(ctx, &b.w))
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
         hti_arena c = {b.threads + b.thread_bytes * (size_t)thread, 0};

@@ -349,7 +349,7 @@ static void hierarchical_backward(ht_context *ctx, const hti_attention_call *cal
     backward_streams(&b, call);
     hti_tables_index(&b.w.t);
     parts_index(&b);
-#pragma omp parallel num_threads(ctx->threads)
+#pragma omp parallel num_threads(threads_of(ctx, &b.w))
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
         hti_arena c = {b.threads + b.thread_bytes * (size_t)thread, 0};

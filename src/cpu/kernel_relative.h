@@ -110,15 +110,19 @@ static void turns_fill(const turns *t, int thread, int threads) {
     }
 }
 
-/* y = x turned to row i's position; sign -1 turns back. Of an odd width the last column stays. y
- * may be x. */
-static void turn_row(float *y, const float *x, const turns *t, int64_t i, float sign) {
-    int64_t h = t->half;
-    const float *cosine = t->table + i * 2 * h, *sine = cosine + h;
+/* y = x turned by h = d/2 cosines and then sines; sign -1 turns back. Of an odd width the last
+ * column stays. y may be x. */
+static void turn_by(float *y, const float *x, const float *turn, int64_t d, float sign) {
+    int64_t h = d / 2;
     for (int64_t c = 0; c < h; c++) {
-        float u = x[c], v = x[h + c], s = sign * sine[c];
-        y[c] = u * cosine[c] - v * s;
-        y[h + c] = u * s + v * cosine[c];
+        float u = x[c], v = x[h + c], s = sign * turn[h + c];
+        y[c] = u * turn[c] - v * s;
+        y[h + c] = u * s + v * turn[c];
     }
-    if (t->d % 2) y[t->d - 1] = x[t->d - 1];
+    if (d % 2) y[d - 1] = x[d - 1];
+}
+
+/* The same to row i's position. */
+static void turn_row(float *y, const float *x, const turns *t, int64_t i, float sign) {
+    turn_by(y, x, t->table + i * 2 * t->half, t->d, sign);
 }

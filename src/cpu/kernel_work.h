@@ -3,6 +3,9 @@
  * the rings in which a thread holds the keys around its step.
  */
 
+/* Multiplications below which threads cost more than they save. */
+#define WORK_ALONE 1e6
+
 /* Pyramids: [heads][tables.rows] x dp or dvp, levels >= local. */
 typedef struct work {
     const hti_attention_call *call;
@@ -36,6 +39,14 @@ static void rings_take(rings *r, hti_arena *c, const hti_shape *z, int64_t lengt
     int64_t rows = hti_ring_rows(z, length);
     r->k = hti_take(c, rows * z->dp, sizeof(float));
     r->v = hti_take(c, rows * z->dvp, sizeof(float));
+}
+
+/* Threads worth waking: a small call is done before they meet. */
+static int threads_of(const ht_context *ctx, const work *w) {
+    const hti_shape *z = &w->z;
+    double seen = (double)(w->call->desc->kind == HT_FULL ? w->call->length : 4 * z->block);
+    double products = (double)(w->call->rows * z->q_heads) * seen;
+    return products * (double)(z->d + z->dv) < WORK_ALONE ? 1 : ctx->threads;
 }
 
 /* Tables that every thread waits for; ends in a barrier. */

@@ -20,6 +20,7 @@
 #include "cpu/kernel_fine.h"
 #include "cpu/kernel_near.h"
 #include "cpu/kernel_full.h"
+#include "cpu/kernel_cache.h"
 
 /* float64 and dropout belong to the reference kernels. What forward saves is in its own units, so
  * forward and backward always go the same way. */
@@ -62,5 +63,19 @@ ht_status FAST(hti_attention_backward)(ht_context *ctx, const hti_attention_call
     } else {
         hierarchical_backward(ctx, call);
     }
+    return HT_OK;
+}
+
+size_t FAST(hti_cache_scratch)(const ht_context *ctx, const hti_cache_call *call) {
+    hti_arena c = {NULL, 0};
+    double *speed;
+    float *turn;
+    if (call->a.desc->dtype != HT_F32) return hti_ref_cache_scratch(ctx, call);
+    return decode_take(&c, call, &speed, &turn);
+}
+
+ht_status FAST(hti_cache_extend)(ht_context *ctx, const hti_cache_call *call) {
+    if (call->a.desc->dtype != HT_F32) return hti_ref_cache_extend(ctx, call);
+    cache_extend(ctx, call);
     return HT_OK;
 }
