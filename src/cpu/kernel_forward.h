@@ -131,13 +131,26 @@ static void across_tile(forward_own *o, const forward *f, const hti_seq *s, int 
                 f->acc + row * p->dvp);
 }
 
-/* Level by level from the top, tiles of a head one after the other: neighbours share keys. */
+/* From the top level down. With heads enough a thread takes whole heads and waits for nobody. */
 static void across(forward_own *o, const forward *f, int thread, int threads) {
     const hti_shape *p = &f->w.z;
     hti_seq s;
     o->t->next.left = 0;
+    int64_t sequences = f->w.call->sequences, columns = sequences * p->q_heads;
+    if (columns >= COLUMNS_EACH * threads) {
+        for (int64_t c = columns * thread / threads; c < columns * (thread + 1) / threads; c++) {
+            if (!is_shared(&f->w.t, c / p->q_heads)) continue;
+            hti_seq_make(&s, &f->w.t, c / p->q_heads);
+            int64_t h = c % p->q_heads;
+            for (int l = s.levels - 1; l >= s.local; l--)
+                for (int64_t c0 = 0; c0 < s.clusters[l]; c0 += TILE)
+                    across_tile(o, f, &s, l, h, c0);
+        }
+#pragma omp barrier
+        return;
+    }
     for (int l = hti_levels(f->w.call->length, p->block) - 1; l >= p->local; l--) {
-        for (int64_t b = 0; b < f->w.call->sequences; b++) {
+        for (int64_t b = 0; b < sequences; b++) {
             if (!is_shared(&f->w.t, b)) continue;
             hti_seq_make(&s, &f->w.t, b);
             if (l >= s.levels) continue;

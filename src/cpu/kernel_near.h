@@ -36,32 +36,55 @@ static void across_item(grad_own *o, const backward *b, const hti_seq *s, int l,
     }
 }
 
-static void across_slot(grad_own *o, const backward *b, const hti_seq *s, int l, int64_t slot) {
+/* Items `j` of a level: parts of a key head, one head after the other. */
+static void across_items(grad_own *o, const backward *b, const hti_seq *s, int l, hti_range j,
+                         int64_t slot) {
     int64_t parts = (s->clusters[l] + ACROSS_ITEM - 1) / ACROSS_ITEM;
-    int64_t items = parts * b->w.z.kv_heads;
-    for (int64_t j = items * slot / SLOTS; j < items * (slot + 1) / SLOTS; j++) {
-        int64_t lo = j % parts * ACROSS_ITEM;
+    for (int64_t i = j.lo; i < j.hi; i++) {
+        int64_t lo = i % parts * ACROSS_ITEM;
         hti_range own = {lo, least(lo + ACROSS_ITEM, s->clusters[l])};
         if (b->w.z.fine) {
-            reduce_item(b, s, l, j / parts, own);
+            reduce_item(b, s, l, i / parts, own);
         } else {
-            across_item(o, b, s, l, j / parts, own, slot);
+            across_item(o, b, s, l, i / parts, own, slot);
         }
     }
+}
+
+/* Whole heads, which no other thread waits for. */
+static void across_columns(grad_own *o, const backward *b, hti_range columns) {
+    int64_t heads = b->w.z.kv_heads;
+    hti_seq s;
+    for (int64_t c = columns.lo; c < columns.hi; c++) {
+        if (!is_shared(&b->w.t, c / heads)) continue;
+        hti_seq_make(&s, &b->w.t, c / heads);
+        for (int l = s.levels - 1; l >= s.local; l--) {
+            int64_t parts = (s.clusters[l] + ACROSS_ITEM - 1) / ACROSS_ITEM, h = c % heads;
+            across_items(o, b, &s, l, (hti_range){h * parts, (h + 1) * parts}, 0);
+        }
+    }
+#pragma omp barrier
 }
 
 static void backward_across(grad_own *o, const backward *b, int thread, int threads) {
     const hti_shape *z = &b->w.z;
     hti_seq s;
     o->x->t.next.left = 0;
+    int64_t columns = b->w.call->sequences * z->kv_heads;
+    if (!b->bias && columns >= COLUMNS_EACH * threads) { /* sums of dbias go by slots */
+        across_columns(o, b,
+                       (hti_range){columns * thread / threads, columns * (thread + 1) / threads});
+        return;
+    }
     for (int l = hti_levels(b->w.call->length, z->block) - 1; l >= z->local; l--) {
         for (int64_t i = 0; i < b->w.call->sequences; i++) {
             if (!is_shared(&b->w.t, i)) continue;
             hti_seq_make(&s, &b->w.t, i);
             if (l >= s.levels) continue;
-            for (int64_t slot = SLOTS * thread / threads; slot < SLOTS * (thread + 1) / threads;
-                 slot++)
-                across_slot(o, b, &s, l, slot);
+            int64_t items = (s.clusters[l] + ACROSS_ITEM - 1) / ACROSS_ITEM * z->kv_heads;
+            for (int64_t e = SLOTS * thread / threads; e < SLOTS * (thread + 1) / threads; e++)
+                across_items(o, b, &s, l, (hti_range){items * e / SLOTS, items * (e + 1) / SLOTS},
+                             e);
         }
 #pragma omp barrier
     }

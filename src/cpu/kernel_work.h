@@ -6,6 +6,9 @@
 /* Multiplications below which threads cost more than they save. */
 #define WORK_ALONE 1e6
 
+/* Heads (of all sequences) per thread from which threads need not share one. */
+enum { COLUMNS_EACH = 4 };
+
 /* Pyramids: [heads][tables.rows] x dp or dvp, levels >= local. */
 typedef struct work {
     const hti_attention_call *call;
