@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The numbers that the CPU kernels are held to, each beside its bar.
 
-Runs `htransformer bench` (rates against the best sgemm of the same run, scaling, threads, decoding),
+Runs `htransformer bench` (rates against the best sgemm of the run, scaling, threads, decoding),
 reads workspace sizes from plans, and times the hierarchical attention written in PyTorch operations
 in this process, interleaved with ours on the same tensors and threads. Ratios are taken inside one
 run each and the median of --rounds runs is printed, with all of them behind it.

@@ -13,7 +13,7 @@ typedef struct relatives {
     float scale;   /* of the scores, in units of log 2 */
 } relatives;
 
-#define LOG2_E 0x1.715476p0
+#define LOG2_E 0x1.71547652b82fep0
 
 static void relatives_take(relatives *r, hti_arena *c, const ht_attention_desc *desc,
                            const hti_shape *s) {
