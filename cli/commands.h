@@ -15,6 +15,11 @@ extern const cli_command cli_eval;            /* eval.c */
 extern const cli_command cli_predict;         /* predict.c */
 extern const cli_command cli_bench_attention; /* bench_attention.c */
 extern const cli_command cli_bench_decode;    /* bench_decode.c */
+extern const cli_command cli_data_make;       /* data.c */
+extern const cli_command cli_data_import;     /* data.c */
+extern const cli_command cli_data_show;       /* data_show.c */
+extern const cli_command cli_data_ladder;     /* ladder.c */
+extern const cli_command cli_results;         /* results.c */
 
 /* Names in the order of the enums ht_kind, ht_query and ht_dtype; ended by NULL. */
 extern const char *const cli_kinds[];

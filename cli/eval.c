@@ -10,8 +10,8 @@
 #include <string.h>
 
 typedef struct eval_values {
-    const char *run, *data, *device;
-    int64_t threads;
+    const char *run, *data, *papers, *device;
+    int64_t threads, fresh;
     int json, last, part;
 } eval_values;
 
@@ -19,9 +19,13 @@ static const char *const parts[] = {"train", "valid", "test", NULL};
 
 static const cli_option options[] = {
     {"data", CLI_READ, offsetof(eval_values, data), "PATH",
-     .help = "a file, folder or - for stdin, as in train; a ListOps model makes its own"},
+     .help = "a file, folder or - for stdin, as in train; without it ListOps expressions and "
+             "Pathfinder images are made"},
+    {"papers", CLI_READ, offsetof(eval_values, papers), "PATH", .help = "as in train"},
     {"part", CLI_CHOICE, offsetof(eval_values, part), NULL, "test", parts,
-     .help = "which of the generated ListOps expressions"},
+     .help = "which of the items that are made"},
+    {"fresh", CLI_INT, offsetof(eval_values, fresh), "N", "0", .min = 0, .max = 1000000000,
+     .help = "make N items from another seed than the run's, never seen in training"},
     {"last", CLI_FLAG, offsetof(eval_values, last), .help = "the newest checkpoint, not the best"},
     {"json", CLI_FLAG, offsetof(eval_values, json), .help = "one JSON object instead of text"},
     {"device", CLI_TEXT, offsetof(eval_values, device), "NAME", .help = "as in htransformer info"},
@@ -106,11 +110,21 @@ static bool open_data(ht_data **out, run_model *m, const eval_values *v, double 
                       cli_error *error) {
     ht_data_desc desc = HT_DATA_DESC_INIT;
     ht_data_info info = HT_DATA_INFO_INIT;
-    desc.config = &m->config;
+    ht_config config = m->config;
+    bool made = config.format == HT_FORMAT_LISTOPS || config.format == HT_FORMAT_PATHFINDER;
+    desc.config = &config;
     desc.path = v->data;
+    desc.papers = v->papers;
     desc.part = (ht_part)v->part;
-    if (!v->data && m->config.format != HT_FORMAT_LISTOPS)
+    if (v->fresh && (v->data || !made))
+        return cli_fail(error, "--fresh is for ListOps and Pathfinder, without --data");
+    if (!v->data && !made)
         return cli_fail(error, "--data is missing: what should it be evaluated on?");
+    if (v->fresh) {
+        config.valid_items = v->fresh;
+        config.data_seed++;
+        desc.part = HT_PART_TEST;
+    }
     if (ht_data_open(out, m->ctx, &desc) != HT_OK || ht_data_get_info(*out, &info) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(m->ctx));
     *majority = info.majority;

@@ -61,6 +61,7 @@ static void help_usage(FILE *out, const cli_command *command) {
     int n = snprintf(line, sizeof line, "usage: htransformer %s", command->name);
     bool more = false;
     if (command->word) n += snprintf(line + n, sizeof line - (size_t)n, " %s", command->word);
+    if (command->second) n += snprintf(line + n, sizeof line - (size_t)n, " %s", command->second);
     for (const cli_option *o = command->options; o->name; o++) {
         char words[128];
         if (!o->required) {

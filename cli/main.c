@@ -11,8 +11,9 @@
 #define ABOUT "attention whose cost is linear in the length of the sequence"
 
 static const cli_command *const commands[] = {
-    &cli_train,           &cli_eval,         &cli_predict, &cli_info, &cli_attend,
-    &cli_bench_attention, &cli_bench_decode, NULL,
+    &cli_train,           &cli_eval,         &cli_predict,   &cli_info,        &cli_attend,
+    &cli_bench_attention, &cli_bench_decode, &cli_data_make, &cli_data_import, &cli_data_show,
+    &cli_data_ladder,     &cli_results,      NULL,
 };
 
 /* A command's first word is `word`; for "bench" there are two of them. */
@@ -74,13 +75,16 @@ static int unknown(int argc, char **argv) {
         if (starts_with(commands[i], argv[0]) && count < 7)
             seconds[count++] = strchr(commands[i]->name, ' ') + 1;
     }
+    char most[128] = ""; /* all but the last, with commas between them */
+    for (int i = 0; i + 1 < count; i++)
+        snprintf(most + strlen(most), sizeof most - strlen(most), "%s%s", i ? ", " : "",
+                 seconds[i]);
     if (count && argc < 2) {
-        cli_say(argv[0], "what? %s or %s", seconds[0], seconds[count - 1]);
+        cli_say(argv[0], "what? %s or %s", most, seconds[count - 1]);
     } else if (count) {
         const char *best = cli_nearest(argv[1], seconds);
-        cli_say(argv[0], "there is no '%s', but %s and %s%s%s%s", argv[1], seconds[0],
-                seconds[count - 1], best ? "; did you mean " : "", best ? best : "",
-                best ? "?" : "");
+        cli_say(argv[0], "there is no '%s', but %s and %s%s%s%s", argv[1], most, seconds[count - 1],
+                best ? "; did you mean " : "", best ? best : "", best ? "?" : "");
     } else {
         const char *best = cli_nearest(argv[0], firsts);
         cli_say(NULL, "there is no command '%s'%s%s%s", argv[0], best ? "; did you mean " : "",

@@ -202,12 +202,18 @@ static bool parse_word(void *values, const cli_command *command, int *i, int arg
     return parse_value(values, o, text, error);
 }
 
+/* Words without dashes: how many there may be. */
+static int words_of(const cli_command *command) {
+    return (command->word != NULL) + (command->second != NULL);
+}
+
 bool cli_parse(void *values, const cli_command *command, int argc, char **argv, cli_error *error) {
+    const char **words = (const char **)(void *)((char *)values + command->word_offset);
+    int given = 0;
     if (!parse_fallbacks(values, command->options, false, error)) return false;
     for (int i = 0; i < argc; i++) {
-        const char **word = (const char **)(void *)((char *)values + command->word_offset);
-        if (command->word && !*word && argv[i][0] != '-') {
-            *word = argv[i];
+        if (given < words_of(command) && argv[i][0] != '-') {
+            words[given++] = argv[i];
             continue;
         }
         if (strncmp(argv[i], "--", 2) != 0 || !argv[i][2])
@@ -215,8 +221,8 @@ bool cli_parse(void *values, const cli_command *command, int argc, char **argv, 
         if (!parse_word(values, command, &i, argc, argv, error)) return false;
     }
     if (!parse_fallbacks(values, command->options, true, error)) return false;
-    if (command->word && !*(const char **)(void *)((char *)values + command->word_offset))
-        return cli_fail(error, "%s is missing", command->word);
+    if (given < words_of(command))
+        return cli_fail(error, "%s is missing", given ? command->second : command->word);
     for (const cli_option *o = command->options; o->name; o++)
         if (o->required && !*(const char **)((char *)values + o->offset))
             return cli_fail(error, "--%s %s is missing", o->name, o->value);
