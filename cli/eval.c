@@ -11,7 +11,8 @@
 
 typedef struct eval_values {
     const char *run, *data, *papers, *device;
-    int64_t threads, fresh;
+    int64_t threads, fresh, items;
+    double holdout;
     int json, last, part;
 } eval_values;
 
@@ -23,9 +24,13 @@ static const cli_option options[] = {
              "Pathfinder images are made"},
     {"papers", CLI_READ, offsetof(eval_values, papers), "PATH", .help = "as in train"},
     {"part", CLI_CHOICE, offsetof(eval_values, part), NULL, "test", parts,
-     .help = "which of the items that are made"},
+     .help = "which of the items that are made, or with --holdout of the data"},
+    {"holdout", CLI_REAL, offsetof(eval_values, holdout), "SHARE", "0", .min = 0, .max = 1,
+     .help = "as in train: --part valid is what it held out of --data"},
     {"fresh", CLI_INT, offsetof(eval_values, fresh), "N", "0", .min = 0, .max = 1000000000,
      .help = "make N items from another seed than the run's, never seen in training"},
+    {"items", CLI_INT, offsetof(eval_values, items), "N", "0", .min = 0, .max = 1000000000,
+     .help = "no more than about N items, the first ones; 0: all"},
     {"last", CLI_FLAG, offsetof(eval_values, last), .help = "the newest checkpoint, not the best"},
     {"json", CLI_FLAG, offsetof(eval_values, json), .help = "one JSON object instead of text"},
     {"device", CLI_TEXT, offsetof(eval_values, device), "NAME", .help = "as in htransformer info"},
@@ -57,14 +62,16 @@ static bool add_windows(totals *t, run_model *m, const ht_batch *batch, float *l
     return true;
 }
 
-static bool evaluate(totals *t, run_model *m, ht_data *data, cli_error *error) {
+static bool evaluate(totals *t, run_model *m, ht_data *data, int64_t items, cli_error *error) {
     ht_batch batch = HT_BATCH_INIT;
     ht_status status;
     bool language = m->config.task == HT_TASK_LANGUAGE;
     float *losses =
         language ? malloc(sizeof *losses * (size_t)(m->config.batch * m->config.length)) : NULL;
     bool good = !language || losses || cli_fail(error, "out of memory");
-    while (good && (status = ht_data_next(data, &batch)) != HT_END) {
+    for (int64_t seen = 0; good && (items == 0 || seen < items);) {
+        if ((status = ht_data_next(data, &batch)) == HT_END) break;
+        seen += m->config.batch;
         ht_report r = HT_REPORT_INIT;
         good = status == HT_OK && ht_trainer_evaluate(m->trainer, &batch, &r) == HT_OK &&
                (!language || add_windows(t, m, &batch, losses));
@@ -115,6 +122,7 @@ static bool open_data(ht_data **out, run_model *m, const eval_values *v, double 
     desc.config = &config;
     desc.path = v->data;
     desc.papers = v->papers;
+    desc.holdout = v->holdout;
     desc.part = (ht_part)v->part;
     if (v->fresh && (v->data || !made))
         return cli_fail(error, "--fresh is for ListOps and Pathfinder, without --data");
@@ -142,7 +150,7 @@ static int run(const void *values) {
         cli_say("eval", "%s", error.text);
         return code;
     }
-    bool good = open_data(&data, &m, v, &t.majority, &error) && evaluate(&t, &m, data, &error);
+    bool good = open_data(&data, &m, v, &t.majority, &error) && evaluate(&t, &m, data, v->items, &error);
     if (good)
         print(&t, &m, v->json);
     else
