@@ -113,9 +113,9 @@ static void print_json(const ht_set_info *info, const set_values *v, double seco
     }
     if (v->source) json_bool(&json, "published", info->known);
     json_real(&json, "seconds", seconds);
-    if (info->attempts > 0) {
+    if (info->attempts > 0) json_real(&json, "attempts", info->attempts);
+    if (info->brightness > 0) {
         json_real(&json, "positive", info->positive);
-        json_real(&json, "attempts", info->attempts);
         json_real(&json, "distractors", info->distractors);
         json_real(&json, "nonzero", info->nonzero);
         json_real(&json, "brightness", info->brightness);
@@ -137,7 +137,9 @@ static void print(const ht_set_info *info, const set_values *v, double seconds) 
             printf("  %-6s %lld items, sum %016llx\n", parts[i], (long long)info->items[i],
                    (unsigned long long)info->sum[i]);
     if (info->known) printf("  the sums are those of the published set\n");
-    if (info->attempts > 0)
+    if (!v->source && info->brightness == 0)
+        printf("  per expression: %.1f attempts\n", info->attempts);
+    if (info->brightness > 0)
         printf("  per image: label 1 %.1f %%, %.1f attempts, %.2f short lines, %.1f %% of the "
                "pixels not black, mean pixel %.1f\n",
                100 * info->positive, info->attempts, info->distractors, 100 * info->nonzero,

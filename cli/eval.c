@@ -150,7 +150,8 @@ static int run(const void *values) {
         cli_say("eval", "%s", error.text);
         return code;
     }
-    bool good = open_data(&data, &m, v, &t.majority, &error) && evaluate(&t, &m, data, v->items, &error);
+    bool good =
+        open_data(&data, &m, v, &t.majority, &error) && evaluate(&t, &m, data, v->items, &error);
     if (good)
         print(&t, &m, v->json);
     else

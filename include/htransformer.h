@@ -469,8 +469,8 @@ typedef struct ht_set_info {
     int64_t longest[3]; /* tokens */
     uint64_t sum[3];    /* of the items, in any order */
     int known;          /* import: 1: the sums are those of the set as it is published */
+    double attempts;    /* per item made: attempts at the expression or the two long lines */
     double positive;    /* pathfinder, per image: share of label 1, */
-    double attempts;    /* attempts at the two long lines, */
     double distractors; /* short lines that found room, */
     double nonzero;     /* share of pixels that are not black, */
     double brightness;  /* and mean pixel */

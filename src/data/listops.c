@@ -118,13 +118,14 @@ static void make_chunk(stream *s) {
 }
 
 static ht_status run_stream(stream *s, int64_t first, int64_t last, hti_each_expression *each,
-                            void *user) {
+                            void *user, int64_t *attempts) {
     int64_t found = 0, vain = 0;
     while (found < last) {
         make_chunk(s);
         for (int64_t i = 0; i < s->chunk && found < last; i++) {
             const uint16_t *ids = s->ids + i * s->c->listops_max;
             const attempt *a = &s->attempts[i];
+            ++*attempts;
             if (!a->count || !hti_seen_add(&s->seen, ids, a->count)) {
                 vain++;
                 continue;
@@ -141,7 +142,8 @@ static ht_status run_stream(stream *s, int64_t first, int64_t last, hti_each_exp
 }
 
 ht_status hti_listops_stream(ht_context *ctx, const ht_config *c, int64_t first, int64_t last,
-                             hti_each_expression *each, void *user) {
+                             hti_each_expression *each, void *user, int64_t *attempts) {
+    int64_t own = 0;
     stream s = {.ctx = ctx, .c = c, .chunk = (1 << 23) / c->listops_max};
     if (s.chunk > 8192) s.chunk = 8192;
     if (s.chunk < 16) s.chunk = 16;
@@ -150,7 +152,8 @@ ht_status hti_listops_stream(ht_context *ctx, const ht_config *c, int64_t first,
     ht_status status = s.ids && s.attempts
                            ? hti_seen_create(&s.seen, ctx, last)
                            : hti_fail(ctx, HT_NOMEM, "out of memory: making expressions");
-    if (status == HT_OK) status = run_stream(&s, first, last, each, user);
+    if (status == HT_OK) status = run_stream(&s, first, last, each, user, &own);
+    if (attempts) *attempts = own;
     hti_host_free(ctx, s.seen.slots);
     hti_host_free(ctx, s.ids);
     hti_host_free(ctx, s.attempts);
@@ -167,7 +170,8 @@ ht_status hti_listops_make(ht_data *d, const ht_data_desc *desc) {
     const ht_config *c = &d->config;
     int64_t held = c->valid_items, train = desc->part == HT_PART_TRAIN;
     int64_t first = train ? 2 * held : desc->part == HT_PART_TEST ? held : 0;
-    return hti_listops_stream(d->ctx, c, first, first + (train ? c->train_items : held), add, d);
+    return hti_listops_stream(d->ctx, c, first, first + (train ? c->train_items : held), add, d,
+                              NULL);
 }
 
 /* ---- values ---- */

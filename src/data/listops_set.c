@@ -112,7 +112,10 @@ ht_status hti_listops_set(hti_set *s) {
     p.ends[2] = s->all = p.ends[1] + items[0];
     ht_status status = HT_OK;
     for (int i = 0; i < 3 && status == HT_OK; i++) status = begin(&p.parts[i], s, i);
-    if (status == HT_OK) status = hti_listops_stream(s->ctx, &c, 0, p.ends[2], put_next, &p);
+    int64_t attempts = 0;
+    if (status == HT_OK)
+        status = hti_listops_stream(s->ctx, &c, 0, p.ends[2], put_next, &p, &attempts);
+    s->info->attempts = s->all ? (double)attempts / (double)s->all : 0;
     for (int i = 0; i < 3; i++) status = end(&p.parts[i], status);
     return status;
 }

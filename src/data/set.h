@@ -100,10 +100,11 @@ ht_status hti_imdb_read(ht_context *ctx, const char *path, hti_each_review *each
 /* The value of an expression; FORMAT: it is none. */
 ht_status hti_listops_value(ht_context *ctx, const uint16_t *ids, int64_t count, int *value);
 
-/* Distinct expressions number first ... last - 1 of the stream of a configuration. */
+/* Distinct expressions number first ... last - 1 of the stream of a configuration; *attempts (or
+ * NULL): how many were made for them. */
 typedef ht_status hti_each_expression(void *user, const uint16_t *ids, int64_t count, int value);
 ht_status hti_listops_stream(ht_context *ctx, const ht_config *c, int64_t first, int64_t last,
-                             hti_each_expression *each, void *user);
+                             hti_each_expression *each, void *user, int64_t *attempts);
 
 /* A set of expressions: 1 if it was new. */
 typedef struct hti_seen {

@@ -21,6 +21,12 @@ static const struct {
     {"help bench", "bench.txt"},
     {"help bench attention", "bench_attention.txt"},
     {"help bench decode", "bench_decode.txt"},
+    {"help data", "data.txt"},
+    {"help data make", "data_make.txt"},
+    {"help data import", "data_import.txt"},
+    {"help data show", "data_show.txt"},
+    {"help data ladder", "data_ladder.txt"},
+    {"help results", "results.txt"},
 };
 
 /* The text with the version's number taken out, so that a release does not change the pages. */
