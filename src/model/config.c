@@ -80,7 +80,7 @@ static void set(ht_config *c, const key *k, double x) {
 #define BEST                                                                              \
     "\"sinusoidal\":0,\"rotary\":\"level0\",\"relative_bias\":1,\"schedule\":\"cosine\"," \
     "\"warmup\":"                                                                         \
-    "1000,\"weight_decay\":0.05,\"clip\":1,\"embed_std\":0.02,"
+    "1000,\"weight_decay\":0.05,\"clip\":1,"
 #define SMALL "\"layers\":2,\"width\":128,\"heads\":4,\"hidden\":256,\"head_hidden\":128,"
 
 static const struct {

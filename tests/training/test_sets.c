@@ -126,7 +126,7 @@ static void pathfinder(void **state) {
     check_images("pathfinder", 250, 0, 4.7, 0.45, 28);
     check_images("pathfinder", 250, 10, 8.1, 0.54, 0);
     check_images("pathx", 12, 0, 7.7, 0.137, 8); /* 7.6 of them with the wider margin alone */
-    double attempts[SEEDS]; /* "about 45": within a tenth */
+    double attempts[SEEDS];                      /* "about 45": within a tenth */
     for (int i = 0; i < SEEDS; i++) attempts[i] = make("pathfinder", 250, 200 + i, 0).attempts;
     expect_mean("attempts", attempts, SEEDS, 45, 4.5);
 }
