@@ -13,8 +13,8 @@ install(TARGETS htransformer_static EXPORT static
 if(TARGET htransformer)
   install(TARGETS htransformer RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
 endif()
-install(FILES LICENSE README.md CHANGELOG.md docs/attention.md docs/training.md docs/formats.md docs/lra.md
-  DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
+install(FILES LICENSE README.md CHANGELOG.md docs/attention.md docs/training.md docs/formats.md
+  docs/lra.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
 
 # find_package(htransformer): targets htransformer::htransformer and htransformer::static
 foreach(type shared static)

@@ -1,6 +1,7 @@
 #!/bin/sh
 # The Long Range Arena: data, training, evaluation; one line of JSON per run into results/lra.jsonl.
-# scripts/lra.sh [TASK...]: of listops text retrieval image pathfinder pathx; none: all of them
+# scripts/lra.sh [TASK...]: of listops text retrieval image pathfinder pathx; none: all there is
+# data for
 #
 # Variables, all optional:
 #   HT_DEVICE   device; cuda:0 if it is there, else cpu
@@ -87,7 +88,7 @@ data_of() {
     text)
         at=$(import imdb "${IMDB:?the folder aclImdb, or of imdb-train.tsv}" imdb-test.tsv)
         # a tenth of the training reviews is held out for validation
-        train=$(found "$at" imdb-train.tsv) valid= test=$(found "$at" imdb-test.tsv) ;;
+        train=$(found "$at" imdb-train.tsv) valid='' test=$(found "$at" imdb-test.tsv) ;;
     retrieval)
         at=$(import aan "${AAN:?the folder of new_aan_pairs.train.tsv, or of papers and pairs}" \
             aan-papers.tsv)
@@ -162,7 +163,7 @@ one() {
     log=$(dirname "$RESULTS")/logs/$(basename "$run").jsonl.gz
     gzip -9 -n -c "$run/log.jsonl" >"$log"
     {
-        printf '{"task": "%s", "preset": "%s/%s", "attention": "%s", ' "$task" "$SET" "$task" "$kind"
+        printf '{"task": "%s", "preset": "%s", "attention": "%s", ' "$task" "$SET/$task" "$kind"
         printf '"block": %s, "query": "%s", ' "$(number block <"$run/config.json")" \
             "$(word query <"$run/config.json")"
         printf '"seed": %s, "steps": %s, "batch": %s, "args": "%s", ' "$SEED" \
@@ -180,7 +181,9 @@ one() {
 }
 
 mkdir -p "$DATA"
-[ $# -gt 0 ] || set -- listops text retrieval image pathfinder pathx
+if [ $# -eq 0 ]; then # all that there is data for
+    set -- listops ${IMDB:+text} ${AAN:+retrieval} ${CIFAR10:+image} pathfinder pathx
+fi
 for task in "$@"; do
     data_of "$task"
     [ "$task" != listops ] || "$HT" data ladder ${ITEMS:+--items "$ITEMS"}
