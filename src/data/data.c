@@ -244,6 +244,8 @@ ht_status ht_data_seek(ht_data *d, int64_t position) {
 ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text, size_t bytes,
                          int32_t *tokens, int64_t room, int64_t *count) {
     CHECK(ctx, text && count && (tokens || room == 0), HT_INVALID, "ht_data_encode: NULL pointer");
+    CHECK(ctx, config->format != HT_FORMAT_IMAGES && config->format != HT_FORMAT_PATHFINDER,
+          HT_UNSUPPORTED, "the data of this model are images, not text");
     if (config->format != HT_FORMAT_LISTOPS) {
         for (size_t i = 0; i < bytes && (int64_t)i < room; i++)
             tokens[i] = (unsigned char)text[i] + 1;

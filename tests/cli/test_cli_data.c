@@ -61,6 +61,7 @@ static void test_make_and_train(void **state) {
             task, sets[i].preset, SMALL);
         assert_int_equal(r->code, 0);
     }
+    program_expect(1, "the data of this model are images", "predict pathfinder --text x");
     program_expect(1, "--fresh is for ListOps and Pathfinder, without --data",
                    "eval listops --fresh 9 --data sets/listops-test.tsv");
 }
