@@ -175,10 +175,10 @@ static ht_status read_pairs(void *user, const char *name, const char *bytes, siz
 }
 
 /* The first of these files that is there; NULL ends the list. */
-static char *find_first(const hti_set *s, const char *const *names) {
-    char *path = NULL;
-    for (; *names && !path; names++) path = hti_set_find(s->ctx, s->desc->source, *names);
-    return path;
+static ht_status find_first(char **out, const hti_set *s, const char *const *names) {
+    for (*out = NULL; *names && !*out; names++)
+        TRY(hti_set_find(out, s->ctx, s->desc->source, *names));
+    return HT_OK;
 }
 
 static ht_status import_part(importing *im, int official) {
@@ -192,7 +192,8 @@ static ht_status import_part(importing *im, int official) {
     };
     static const int64_t items[] = {123246, 15482, 14782, 147086, 18090, 17437};
     hti_set *s = im->set;
-    char name[32], *path = find_first(s, names[im->part + 3 * official]);
+    char name[32], *path;
+    TRY(find_first(&path, s, names[im->part + 3 * official]));
     CHECK(s->ctx, path, HT_IO, "%s has no %s", s->desc->source, names[im->part + 3 * official][0]);
     snprintf(name, sizeof name, "%s.tsv", hti_set_parts[im->part]);
     ht_status status = hti_pack_open(&im->pairs, s, name);
@@ -207,7 +208,8 @@ static ht_status import_part(importing *im, int official) {
 ht_status hti_aan_import(hti_set *s) {
     static const char *const names[] = {"aan-papers-4k.tsv", "aan-papers.tsv", NULL};
     importing im = {.set = s, .papers = {.ctx = s->ctx}};
-    char *papers = find_first(s, names);
+    char *papers;
+    TRY(find_first(&papers, s, names));
     im.columns = papers ? 3 : 5;
     s->all = papers ? 153510 : 182613;
     ht_status status = hti_pack_open(&im.text, s, "papers.tsv");

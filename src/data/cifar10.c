@@ -32,7 +32,8 @@ static ht_status add_file(hti_set *s, hti_buffer *out, const char *path) {
 }
 
 static ht_status add_found(hti_set *s, hti_buffer *out, const char *name, int *found) {
-    char *path = hti_set_find(s->ctx, s->desc->source, name);
+    char *path;
+    TRY(hti_set_find(&path, s->ctx, s->desc->source, name));
     *found = path != NULL;
     ht_status status = path ? add_file(s, out, path) : HT_OK;
     hti_host_free(s->ctx, path);

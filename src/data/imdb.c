@@ -115,7 +115,8 @@ static ht_status read_part(importing *im) {
     CHECK(ctx, length < (int)sizeof folder, HT_IO, "the name of %.200s... is too long", source);
     if (hti_imdb_is_folder(folder)) return hti_imdb_read(ctx, folder, put_review, im);
     snprintf(name, sizeof name, "imdb-%s.tsv", part);
-    char *file = hti_set_find(ctx, source, name);
+    char *file;
+    TRY(hti_set_find(&file, ctx, source, name));
     CHECK(ctx, file, HT_IO, "%s has neither %s/neg and %s/pos nor %s", source, part, part, name);
     ht_status status = hti_source_read(ctx, file, put_file, im);
     hti_host_free(ctx, file);

@@ -166,10 +166,10 @@ static ht_status read_items(void *user, const char *name, const char *bytes, siz
 
 static ht_status import_part(hti_set *s, importing *im, int part) {
     static const char *const names[] = {"basic_train.tsv", "basic_val.tsv", "basic_test.tsv"};
-    char own[32];
+    char own[32], *path;
     snprintf(own, sizeof own, "listops-%s.tsv", hti_set_parts[part]);
-    char *path = hti_set_find(s->ctx, s->desc->source, names[part]);
-    if (!path) path = hti_set_find(s->ctx, s->desc->source, own);
+    TRY(hti_set_find(&path, s->ctx, s->desc->source, names[part]));
+    if (!path) TRY(hti_set_find(&path, s->ctx, s->desc->source, own));
     CHECK(s->ctx, path, HT_IO, "%s has no %s", s->desc->source, names[part]);
     ht_status status = begin(&im->out, s, part);
     if (status == HT_OK) status = hti_source_read(s->ctx, path, read_items, im);

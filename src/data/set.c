@@ -66,16 +66,18 @@ static int is_published(const hti_set *s) {
     return 0;
 }
 
-char *hti_set_find(ht_context *ctx, const char *folder, const char *name) {
+ht_status hti_set_find(char **out, ht_context *ctx, const char *folder, const char *name) {
     static const char *const ends[] = {"", ".zst", ".gz"};
     char whole[256];
     for (int i = 0; i < 3; i++) {
-        if (snprintf(whole, sizeof whole, "%s%s", name, ends[i]) >= (int)sizeof whole) return NULL;
-        char *path = hti_path_join(ctx, folder, whole);
-        if (path && access(path, F_OK) == 0) return path;
-        hti_host_free(ctx, path);
+        snprintf(whole, sizeof whole, "%s%s", name, ends[i]);
+        *out = hti_path_join(ctx, folder, whole);
+        CHECK(ctx, *out, HT_NOMEM, "out of memory: the name of a file");
+        if (access(*out, F_OK) == 0) return HT_OK;
+        hti_host_free(ctx, *out);
+        *out = NULL;
     }
-    return NULL;
+    return HT_OK;
 }
 
 /* ---- compressed files ---- */

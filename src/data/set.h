@@ -53,8 +53,9 @@ static inline uint64_t hti_sum_end(uint64_t h) {
     return h ^ h >> 29;
 }
 
-/* folder/name, with .zst or .gz after it or not: the path from hti_host_alloc, or NULL. */
-char *hti_set_find(ht_context *ctx, const char *folder, const char *name);
+/* folder/name, with .zst or .gz after it or not: *out is the path from hti_host_alloc, or NULL if
+ * there is no such file. */
+ht_status hti_set_find(char **out, ht_context *ctx, const char *folder, const char *name);
 
 /* The tasks. */
 ht_status hti_listops_set(hti_set *s);
