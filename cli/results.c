@@ -30,7 +30,7 @@ enum { TASKS = sizeof published / sizeof *published };
 
 typedef struct row {
     char task[32], preset[64], kind[32], commit[16];
-    double seed, steps, seconds, valid, test, error;
+    double block, seed, steps, seconds, valid, test, error, fresh; /* fresh: -1 if there is none */
 } row;
 
 static bool text_of(char *out, size_t bytes, const cJSON *root, const char *key) {
@@ -46,14 +46,17 @@ static bool number_of(double *out, const cJSON *root, const char *key) {
 
 static bool read_row(row *r, const char *line, const char *file, int number, cli_error *error) {
     cJSON *root = cJSON_Parse(line);
-    bool good =
-        text_of(r->task, sizeof r->task, root, "task") &&
-        text_of(r->preset, sizeof r->preset, root, "preset") &&
-        text_of(r->kind, sizeof r->kind, root, "attention") &&
-        text_of(r->commit, sizeof r->commit, root, "commit") && number_of(&r->seed, root, "seed") &&
-        number_of(&r->steps, root, "steps") && number_of(&r->seconds, root, "seconds") &&
-        number_of(&r->valid, root, "valid_accuracy") &&
-        number_of(&r->test, root, "test_accuracy") && number_of(&r->error, root, "test_error");
+    bool good = text_of(r->task, sizeof r->task, root, "task") &&
+                text_of(r->preset, sizeof r->preset, root, "preset") &&
+                text_of(r->kind, sizeof r->kind, root, "attention") &&
+                text_of(r->commit, sizeof r->commit, root, "commit") &&
+                number_of(&r->block, root, "block") && number_of(&r->seed, root, "seed") &&
+                number_of(&r->steps, root, "steps") && number_of(&r->seconds, root, "seconds") &&
+                number_of(&r->valid, root, "valid_accuracy") &&
+                number_of(&r->test, root, "test_accuracy") &&
+                number_of(&r->error, root, "test_error");
+    r->fresh = -1;
+    number_of(&r->fresh, root, "fresh_accuracy");
     cJSON_Delete(root);
     return good || cli_fail(error, "%s:%d: this is no run of scripts/lra.sh", file, number);
 }
@@ -67,13 +70,14 @@ static int task_number(const char *task) {
 
 static void print_head(bool markdown) {
     if (markdown)
-        printf("| task | preset | attention | seed | steps | minutes | valid | test | Transformer "
-               "in LRA | local in LRA | H-Transformer-1D | commit |\n"
-               "|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+        printf(
+            "| task | preset | attention | block | seed | steps | minutes | valid | test | fresh "
+            "| Transformer in LRA | local in LRA | H-Transformer-1D | commit |\n"
+            "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     else
-        printf("%-10s %-16s %-12s %4s %7s %7s %7s %14s | %11s %6s %7s | %s\n", "task", "preset",
-               "attention", "seed", "steps", "minutes", "valid", "test", "Transformer", "local",
-               "paper's", "commit");
+        printf("%-10s %-16s %-12s %5s %4s %7s %7s %6s %13s %6s | %11s %6s %7s | %s\n", "task",
+               "preset", "attention", "block", "seed", "steps", "minutes", "valid", "test", "fresh",
+               "Transformer", "local", "paper's", "commit");
 }
 
 static void print_row(const row *r, bool markdown) {
@@ -82,12 +86,14 @@ static void print_row(const row *r, bool markdown) {
     const char *local = i < TASKS ? published[i].local : "";
     const char *paper = i < TASKS ? published[i].paper : "";
     const char *format = markdown
-                             ? "| %s | %s | %s | %.0f | %.0f | %.1f | %.2f | %.2f +- %.2f | %s "
-                               "| %s | %s | %s |\n"
-                             : "%-10s %-16s %-12s %4.0f %7.0f %7.1f %7.2f %6.2f +- %4.2f | "
-                               "%11s %6s %7s | %s\n";
-    printf(format, r->task, r->preset, r->kind, r->seed, r->steps, r->seconds / 60, 100 * r->valid,
-           100 * r->test, 100 * r->error, full, local, paper, r->commit);
+                             ? "| %s | %s | %s | %.0f | %.0f | %.0f | %.1f | %.2f | %.2f +- %.2f | "
+                               "%s | %s | %s | %s | %s |\n"
+                             : "%-10s %-16s %-12s %5.0f %4.0f %7.0f %7.1f %6.2f %5.2f +- %4.2f %6s "
+                               "| %11s %6s %7s | %s\n";
+    char fresh[16] = "";
+    if (r->fresh >= 0) snprintf(fresh, sizeof fresh, "%.2f", 100 * r->fresh);
+    printf(format, r->task, r->preset, r->kind, r->block, r->seed, r->steps, r->seconds / 60,
+           100 * r->valid, 100 * r->test, 100 * r->error, fresh, full, local, paper, r->commit);
 }
 
 static bool print(const results_values *v, cli_error *error) {

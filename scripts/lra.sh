@@ -124,7 +124,11 @@ evaluate() {
 
 # one TASK KIND: trains, evaluates, writes the line
 one() {
-    run=$RUNS/$SET-$1-$2-$SEED${STEPS:+-$STEPS}
+    run=$RUNS/$SET-$1-$2-$SEED${STEPS:+-$STEPS}$(printf %s "${ARGS:-}" | tr -cs '[:alnum:].' _)
+    if [ -f "$run/done" ]; then
+        echo "== $run is done; remove the folder to run it again"
+        return
+    fi
     mkdir -p "$RUNS" "$(dirname "$RESULTS")/logs"
     set -- "$1" "$2" --run "$run" --device "$HT_DEVICE"
     task=$1 kind=$2
@@ -178,6 +182,7 @@ one() {
             "$(echo "$on_test" | number accuracy_error)" "$fresh" "$log"
     } >>"$RESULTS"
     tail -n 1 "$RESULTS"
+    touch "$run/done"
 }
 
 mkdir -p "$DATA"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # scripts/lra.sh with few items and small models: data is made or imported once, every run leaves a
-# line and its log, the table has them all; a second call goes on with the runs.
+# line and its log, the table has them all; a second call does nothing again.
 # lra.sh PROGRAM ROOT
 set -eu
 HT=$1
@@ -42,6 +42,7 @@ STEPS=2 KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
     fail "the second call failed"
 }
 [ "$(ls -l "$DATA/pathfinder-80")" = "$before" ] || fail "the set was made again"
+[ "$(wc -l <"$RESULTS")" -eq 6 ] || fail "a run was made again"
 if "$2/scripts/lra.sh" chess >"$folder/out" 2>&1; then fail "chess is no task"; fi
 grep -q "there is no task 'chess'" "$folder/out" || fail "it does not say which task there is not"
 echo passed

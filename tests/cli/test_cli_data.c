@@ -207,10 +207,12 @@ static void test_results(void **state) {
     (void)state;
     const char *lines =
         "{\"task\": \"text\", \"preset\": \"lra/text\", \"attention\": \"local\", \"commit\": "
-        "\"abc\", \"seed\": 1, \"steps\": 20000, \"seconds\": 90, \"valid_accuracy\": 0.5, "
+        "\"abc\", \"block\": 16, \"seed\": 1, \"steps\": 20000, \"seconds\": 90, "
+        "\"valid_accuracy\": 0.5, "
         "\"test_accuracy\": 0.625, \"test_error\": 0.003}\n"
         "{\"task\": \"listops\", \"preset\": \"lra/listops\", \"attention\": \"hierarchical\", "
-        "\"commit\": \"abc\", \"seed\": 1, \"steps\": 5000, \"seconds\": 60, \"valid_accuracy\": "
+        "\"commit\": \"abc\", \"block\": 32, \"seed\": 1, \"steps\": 5000, \"seconds\": 60, "
+        "\"fresh_accuracy\": 0.125, \"valid_accuracy\": "
         "0.4, \"test_accuracy\": 0.375, \"test_error\": 0.01}\n";
     program_write("lra.jsonl", lines, strlen(lines));
     const program_result *r = program_run("results lra.jsonl");
@@ -219,8 +221,10 @@ static void test_results(void **state) {
     assert_true(first && second && first < second); /* in the paper's order */
     assert_non_null(strstr(r->out, "37.50 +- 1.00"));
     assert_non_null(strstr(r->out, "49.53"));
+    assert_non_null(strstr(r->out, " 12.50 |"));
     r = program_run("results lra.jsonl --markdown");
-    assert_non_null(strstr(r->out, "| text | lra/text | local | 1 | 20000 | 1.5 | 50.00 | 62.50"));
+    assert_non_null(
+        strstr(r->out, "| text | lra/text | local | 16 | 1 | 20000 | 1.5 | 50.00 | 62.50"));
     program_write("lra.jsonl", "{}\n", 3);
     program_expect(1, "lra.jsonl:1: this is no run", "results lra.jsonl");
 }
