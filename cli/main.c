@@ -65,10 +65,10 @@ static int help_all(const char *group) {
 
 /* Which command or group was meant, when the words name none. */
 static int unknown(int argc, char **argv) {
-    const char *seconds[8] = {0}, *firsts[24] = {"help", "--help", "--version", NULL};
-    char names[16][32];
+    const char *seconds[8] = {0}, *firsts[40] = {"help", "--help", "--version", NULL};
+    char names[32][32];
     int count = 0, first_count = 3;
-    for (int i = 0; commands[i] && i < 16; i++) {
+    for (int i = 0; commands[i] && i < 32; i++) {
         snprintf(names[i], sizeof names[i], "%s", commands[i]->name);
         names[i][strcspn(names[i], " ")] = '\0';
         firsts[first_count++] = names[i];

@@ -54,6 +54,7 @@ typedef struct pixel {
 /* A direction: the paddle that belongs to it and what follows from it. */
 typedef struct way {
     hti_stamp stamp;
+    int top, bottom; /* its mask's rows */
     int hard, cells; /* entries of at[]; the first `hard` can collide */
     pixel at[HTI_STAMP_SIDE * HTI_STAMP_SIDE];
     int head_y, head_x;     /* first paddle: from tail to head, */
@@ -115,11 +116,14 @@ static double angle_of(const table *t, int direction) {
 
 static void list_pixels(way *w) {
     int half = w->stamp.half;
+    w->top = 2 * half;
     for (int hard = 1; hard >= 0; hard--) {
         for (int y = -half; y <= half; y++)
             for (int x = -half; x <= half; x++) {
                 int value = w->stamp.mask[y + half][x + half];
                 if (value == 0 || (value + 255 >= COLLISION) != hard) continue;
+                if (y + half < w->top) w->top = y + half;
+                if (y + half > w->bottom) w->bottom = y + half;
                 w->at[w->cells++] =
                     (pixel){(int16_t)(y * STRIDE + x), (int8_t)y, (int8_t)x, (uint8_t)value};
             }
@@ -256,13 +260,20 @@ typedef struct maker {
 /* M becomes the larger of itself and the paddle's mask. */
 static void take(const hti_pathfinder *p, const table *t, uint8_t *m, const paddle *at) {
     const way *w = &t->ways[at->direction];
-    int half = w->stamp.half, side = p->set.side, base = cell(at->y, at->x);
-    int whole = at->y >= half && at->x >= half && at->y + half < side && at->x + half < side;
-    for (int i = 0; i < w->cells; i++) {
+    int half = w->stamp.half, side = p->set.side;
+    if (at->y >= half && at->x >= half && at->y + half < side && at->x + half < side) {
+        for (int y = w->top; y <= w->bottom; y++) {
+            uint8_t *row = m + cell(at->y + y - half, at->x - half);
+            const uint8_t *mask = w->stamp.mask[y]; /* zeros behind the stamp change nothing */
+            for (int x = 0; x < HTI_STAMP_SIDE; x++) row[x] = row[x] > mask[x] ? row[x] : mask[x];
+        }
+        return;
+    }
+    for (int i = 0; i < w->cells; i++) { /* cut at the border */
         const pixel *c = &w->at[i];
-        if (!whole && !inside(p, at->y + c->y, at->x + c->x)) continue;
-        uint8_t *cell_at = m + base + c->offset;
-        if (*cell_at < c->value) *cell_at = c->value;
+        if (!inside(p, at->y + c->y, at->x + c->x)) continue;
+        uint8_t *here = m + cell(at->y, at->x) + c->offset;
+        if (*here < c->value) *here = c->value;
     }
 }
 
@@ -355,17 +366,32 @@ static int make_targets(maker *k, snake targets[2]) {
 
 static int enough_room(const maker *k) {
     int free = 0, side = k->p->set.side;
-    for (int y = 0; y < side; y++)
+    for (int y = 0; y < side; y++) {
         for (int x = 0; x < side; x++) free += k->m[cell(y, x)] <= FREE;
-    return 100 * free >= side * side;
+        if (100 * free >= side * side) return 1;
+    }
+    return 0;
+}
+
+/* A pixel drawn from those that find_free lists: guesses first, as most of them are good; then the
+ * list. -1: there is none. */
+static int draw_free(maker *k, const way *w) {
+    int side = k->p->set.side;
+    for (int try = 0; try < 32; try++) {
+        int at = hti_roll_below(&k->dice, side * side), i = 0;
+        const uint8_t *here = k->m + cell(at / side, at % side);
+        while (i < w->cores && here[w->core[i]] <= FREE) i++;
+        if (i == w->cores) return at;
+    }
+    int count = find_free(k->free, k->p, k->m, w);
+    return count ? k->free[hti_roll_below(&k->dice, count)] : -1;
 }
 
 static int begin_distractor(maker *k, snake *s) {
     for (int try = 0; try < SEED_TRIES; try++) {
         int direction = hti_roll_below(&k->dice, DEGREES), side = k->p->set.side;
-        int count = find_free(k->free, k->p, k->m, &k->t->ways[direction]);
-        if (count == 0) return 0;
-        int at = k->free[hti_roll_below(&k->dice, count)];
+        int at = draw_free(k, &k->t->ways[direction]);
+        if (at < 0) return 0;
         if (begin(k, s, at / side, at % side, direction)) return 1;
     }
     return 0;
