@@ -148,6 +148,10 @@ static void print(const ht_set_info *info, const set_values *v, double seconds) 
 
 /* ---- the commands ---- */
 
+static const char *const made[] = {"listops", "pathfinder", "pathx", NULL};
+static const char *const imported[] = {"imdb",       "cifar10", "aan", "listops",
+                                       "pathfinder", "pathx",   NULL};
+
 static bool make_folder(const char *folder, cli_error *error) {
     if (mkdir(folder, 0777) == 0 || errno == EEXIST) return true;
     return cli_fail(error, "%s could not be made: %s", folder, strerror(errno));
@@ -202,6 +206,7 @@ const cli_command cli_data_make = {
     .options = make_options,
     .word = "TASK",
     .word_offset = offsetof(set_values, task),
+    .word_choices = made,
     .values_bytes = sizeof(set_values),
     .run = run_make,
 };
@@ -219,6 +224,7 @@ const cli_command cli_data_import = {
     .word = "TASK",
     .word_offset = offsetof(set_values, task),
     .second = "PATH",
+    .word_choices = imported,
     .values_bytes = sizeof(set_values),
     .run = run_import,
 };

@@ -2,7 +2,7 @@
  * htransformer data show: one item of a task, printed, or drawn as a PNG.
  */
 #include "commands.h"
-#include "png.h"
+#include "grey.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -54,9 +54,9 @@ static bool draw(const int32_t *tokens, int64_t count, const show_values *v, cli
         good = cli_fail(error, "%lld pixels are no square", (long long)count);
     for (int64_t i = 0; i < count && good; i++) pixels[i] = (uint8_t)tokens[i];
     if (good && v->out)
-        good = png_write(v->out, pixels, side, side, (int)v->scale, error);
+        good = grey_write(v->out, pixels, side, side, (int)v->scale, error);
     else if (good)
-        png_print(stdout, pixels, side, side);
+        grey_print(stdout, pixels, side, side);
     free(pixels);
     return good;
 }
@@ -82,12 +82,8 @@ static bool configure(ht_context *ctx, ht_config *c, int64_t number, const show_
                       cli_error *error) {
     char preset[64];
     snprintf(preset, sizeof preset, "lra/%s", v->task);
-    if (ht_config_preset(ctx, c, preset) != HT_OK) {
-        return cli_fail(error,
-                        "there is no task '%s', but listops, text, retrieval, image, pathfinder "
-                        "and pathx",
-                        v->task);
-    }
+    if (ht_config_preset(ctx, c, preset) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(ctx));
     c->batch = 1;
     c->data_seed = v->seed;
     c->distractors = v->distractors;
@@ -133,6 +129,9 @@ static int run(const void *values) {
     return code;
 }
 
+static const char *const tasks[] = {"listops",    "text",  "retrieval", "image",
+                                    "pathfinder", "pathx", NULL};
+
 const cli_command cli_data_show = {
     .name = "data show",
     .summary = "one item of a task, printed or drawn",
@@ -141,6 +140,7 @@ const cli_command cli_data_show = {
     .word = "TASK",
     .word_offset = offsetof(show_values, task),
     .second = "N",
+    .word_choices = tasks,
     .values_bytes = sizeof(show_values),
     .run = run,
 };

@@ -13,8 +13,16 @@ install(TARGETS htransformer_static EXPORT static
 if(TARGET htransformer)
   install(TARGETS htransformer RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
 endif()
-install(FILES LICENSE README.md CHANGELOG.md docs/attention.md docs/training.md docs/formats.md
-  docs/lra.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
+if(TARGET htransformer_pages)
+  install(FILES ${PROJECT_BINARY_DIR}/cli/htransformer.1
+    DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT runtime)
+  install(FILES ${PROJECT_BINARY_DIR}/cli/completion.bash RENAME htransformer
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT runtime)
+endif()
+file(GLOB pages CONFIGURE_DEPENDS docs/*.md docs/*.svg)
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
+  COMPONENT development)
+install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs COMPONENT development)
 
 # find_package(htransformer): targets htransformer::htransformer and htransformer::static
 foreach(type shared static)

@@ -119,11 +119,11 @@ static void test_show(void **state) {
     program_expect(1, "there is no item 2", "data show text 2 --data mail.tsv");
     program_expect(1, "--out draws images", "data show text 1 --data mail.tsv --out y.png");
     program_expect(1, "--data is missing: image is not made", "data show image 1");
-    program_expect(1, "there is no task 'chess'", "data show chess 1");
+    program_expect(2, "TASK must be listops, text, retrieval", "data show chess 1");
     program_expect(1, "N must be a whole number from 0, got 'x'", "data show listops x");
     program_expect(2, "N is missing", "data show listops");
     program_expect(2, "TASK is missing", "data show");
-    program_expect(1, "'chess' cannot be made", "data make chess");
+    program_expect(2, "got 'pathfindr'; did you mean pathfinder?", "data make pathfindr");
     program_expect(2, "PATH is missing", "data import imdb");
 }
 

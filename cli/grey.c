@@ -1,7 +1,7 @@
 /*
  * PNG files without a library: the pixels are stored, not compressed.
  */
-#include "png.h"
+#include "grey.h"
 
 #include "save.h"
 
@@ -54,8 +54,8 @@ static size_t store(uint8_t *to, const uint8_t *from, size_t count) {
     return at + 4;
 }
 
-bool png_write(const char *path, const uint8_t *pixels, int height, int width, int scale,
-               cli_error *error) {
+bool grey_write(const char *path, const uint8_t *pixels, int height, int width, int scale,
+                cli_error *error) {
     static const uint8_t magic[8] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1A, '\n'};
     size_t h = (size_t)height * (size_t)scale, w = (size_t)width * (size_t)scale;
     size_t raw = h * (w + 1), room = raw + raw / 65535 * 5 + 256, at = sizeof magic;
@@ -85,7 +85,7 @@ bool png_write(const char *path, const uint8_t *pixels, int height, int width, i
     return good;
 }
 
-void png_print(FILE *out, const uint8_t *pixels, int height, int width) {
+void grey_print(FILE *out, const uint8_t *pixels, int height, int width) {
     static const char ramp[] = " .:-=+*#%@";
     int step = width > 64 ? (width + 127) / 128 : 1; /* letters are twice as high as wide */
     int across = width > 64 ? 1 : 2;
