@@ -10,8 +10,9 @@
 #include <string.h>
 
 typedef struct eval_values {
-    const char *run, *data, *device;
-    int64_t threads;
+    const char *run, *data, *papers, *device;
+    int64_t threads, fresh, items;
+    double holdout;
     int json, last, part;
 } eval_values;
 
@@ -19,9 +20,17 @@ static const char *const parts[] = {"train", "valid", "test", NULL};
 
 static const cli_option options[] = {
     {"data", CLI_READ, offsetof(eval_values, data), "PATH",
-     .help = "a file, folder or - for stdin, as in train; a ListOps model makes its own"},
+     .help = "a file, folder or - for stdin, as in train; without it ListOps expressions and "
+             "Pathfinder images are made"},
+    {"papers", CLI_READ, offsetof(eval_values, papers), "PATH", .help = "as in train"},
     {"part", CLI_CHOICE, offsetof(eval_values, part), NULL, "test", parts,
-     .help = "which of the generated ListOps expressions"},
+     .help = "which of the items that are made, or with --holdout of the data"},
+    {"holdout", CLI_REAL, offsetof(eval_values, holdout), "SHARE", "0", .min = 0, .max = 1,
+     .help = "as in train: --part valid is what it held out of --data"},
+    {"fresh", CLI_INT, offsetof(eval_values, fresh), "N", "0", .min = 0, .max = 1000000000,
+     .help = "make N items from another seed than the run's, never seen in training"},
+    {"items", CLI_INT, offsetof(eval_values, items), "N", "0", .min = 0, .max = 1000000000,
+     .help = "no more than about N items, the first ones; 0: all"},
     {"last", CLI_FLAG, offsetof(eval_values, last), .help = "the newest checkpoint, not the best"},
     {"json", CLI_FLAG, offsetof(eval_values, json), .help = "one JSON object instead of text"},
     {"device", CLI_TEXT, offsetof(eval_values, device), "NAME", .help = "as in htransformer info"},
@@ -53,14 +62,16 @@ static bool add_windows(totals *t, run_model *m, const ht_batch *batch, float *l
     return true;
 }
 
-static bool evaluate(totals *t, run_model *m, ht_data *data, cli_error *error) {
+static bool evaluate(totals *t, run_model *m, ht_data *data, int64_t items, cli_error *error) {
     ht_batch batch = HT_BATCH_INIT;
     ht_status status;
     bool language = m->config.task == HT_TASK_LANGUAGE;
     float *losses =
         language ? malloc(sizeof *losses * (size_t)(m->config.batch * m->config.length)) : NULL;
     bool good = !language || losses || cli_fail(error, "out of memory");
-    while (good && (status = ht_data_next(data, &batch)) != HT_END) {
+    for (int64_t seen = 0; good && (items == 0 || seen < items);) {
+        if ((status = ht_data_next(data, &batch)) == HT_END) break;
+        seen += m->config.batch;
         ht_report r = HT_REPORT_INIT;
         good = status == HT_OK && ht_trainer_evaluate(m->trainer, &batch, &r) == HT_OK &&
                (!language || add_windows(t, m, &batch, losses));
@@ -106,11 +117,22 @@ static bool open_data(ht_data **out, run_model *m, const eval_values *v, double 
                       cli_error *error) {
     ht_data_desc desc = HT_DATA_DESC_INIT;
     ht_data_info info = HT_DATA_INFO_INIT;
-    desc.config = &m->config;
+    ht_config config = m->config;
+    bool made = config.format == HT_FORMAT_LISTOPS || config.format == HT_FORMAT_PATHFINDER;
+    desc.config = &config;
     desc.path = v->data;
+    desc.papers = v->papers;
+    desc.holdout = v->holdout;
     desc.part = (ht_part)v->part;
-    if (!v->data && m->config.format != HT_FORMAT_LISTOPS)
+    if (v->fresh && (v->data || !made))
+        return cli_fail(error, "--fresh is for ListOps and Pathfinder, without --data");
+    if (!v->data && !made)
         return cli_fail(error, "--data is missing: what should it be evaluated on?");
+    if (v->fresh) {
+        config.valid_items = v->fresh;
+        config.data_seed++;
+        desc.part = HT_PART_TEST;
+    }
     if (ht_data_open(out, m->ctx, &desc) != HT_OK || ht_data_get_info(*out, &info) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(m->ctx));
     *majority = info.majority;
@@ -128,7 +150,8 @@ static int run(const void *values) {
         cli_say("eval", "%s", error.text);
         return code;
     }
-    bool good = open_data(&data, &m, v, &t.majority, &error) && evaluate(&t, &m, data, &error);
+    bool good =
+        open_data(&data, &m, v, &t.majority, &error) && evaluate(&t, &m, data, v->items, &error);
     if (good)
         print(&t, &m, v->json);
     else

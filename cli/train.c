@@ -22,7 +22,7 @@ typedef struct given {
 } given;
 
 typedef struct train_values {
-    const char *run, *preset, *config, *data, *valid, *device;
+    const char *run, *preset, *config, *data, *valid, *papers, *device;
     double holdout;
     int64_t threads;
     int resume, quiet;
@@ -33,11 +33,13 @@ static const cli_option options[] = {
     {"run", CLI_TEXT, offsetof(train_values, run), "FOLDER", .required = 1,
      .help = "where the run is kept"},
     {"data", CLI_READ, offsetof(train_values, data), "PATH",
-     .help = "a file, a folder or - for stdin: label<TAB>text lines, or plain text for a language "
-             "model; gzip and "
-             "zstd are recognised. Without it ListOps expressions are made"},
+     .help = "a file, a folder or - for stdin: label<TAB>text lines, plain text for a language "
+             "model, or images; gzip and zstd are recognised. Without it ListOps expressions or "
+             "Pathfinder images are made"},
     {"valid", CLI_READ, offsetof(train_values, valid), "PATH",
      .help = "data to validate on; else --holdout"},
+    {"papers", CLI_READ, offsetof(train_values, papers), "PATH",
+     .help = "id<TAB>text lines; then --data and --valid are label<TAB>id<TAB>id (task pairs)"},
     {"holdout", CLI_REAL, offsetof(train_values, holdout), "SHARE", "0.1", .min = 0, .max = 1,
      .help = "share of --data that is kept for validation if there is no --valid"},
     {"preset", CLI_TEXT, offsetof(train_values, preset), "NAME",
@@ -162,7 +164,7 @@ static bool make_config(ht_context *ctx, ht_config *config, const train_values *
 /* ---- where the data is; kept in run.json for --resume ---- */
 
 typedef struct places {
-    char data[4096], valid[4096]; /* "": none */
+    char data[4096], valid[4096], papers[4096]; /* "": none */
     double holdout;
 } places;
 
@@ -173,11 +175,14 @@ static bool read_places(places *out, const char *run, cli_error *error) {
     cJSON *root = cJSON_Parse(text);
     const cJSON *data = cJSON_GetObjectItemCaseSensitive(root, "data");
     const cJSON *valid = cJSON_GetObjectItemCaseSensitive(root, "valid");
+    const cJSON *papers = cJSON_GetObjectItemCaseSensitive(root, "papers");
     const cJSON *holdout = cJSON_GetObjectItemCaseSensitive(root, "holdout");
     bool good = cJSON_IsString(data) && cJSON_IsString(valid) && cJSON_IsNumber(holdout);
     if (good) {
         snprintf(out->data, sizeof out->data, "%s", data->valuestring);
         snprintf(out->valid, sizeof out->valid, "%s", valid->valuestring);
+        if (cJSON_IsString(papers))
+            snprintf(out->papers, sizeof out->papers, "%s", papers->valuestring);
         out->holdout = holdout->valuedouble;
     }
     cJSON_Delete(root);
@@ -191,6 +196,7 @@ static bool write_places(const places *p, const char *run, cli_error *error) {
     cJSON_AddStringToObject(root, "version", ht_version());
     cJSON_AddStringToObject(root, "data", p->data);
     cJSON_AddStringToObject(root, "valid", p->valid);
+    cJSON_AddStringToObject(root, "papers", p->papers);
     cJSON_AddNumberToObject(root, "holdout", p->holdout);
     char *text = cJSON_Print(root);
     bool good = text && run_path(path, run, "run.json", error) && run_write_text(path, text, error);
@@ -204,6 +210,7 @@ static bool make_places(places *out, const train_values *v, cli_error *error) {
     if (v->resume && !read_places(out, v->run, error)) return false;
     if (v->data) snprintf(out->data, sizeof out->data, "%s", v->data);
     if (v->valid) snprintf(out->valid, sizeof out->valid, "%s", v->valid);
+    if (v->papers) snprintf(out->papers, sizeof out->papers, "%s", v->papers);
     return true;
 }
 
@@ -257,6 +264,7 @@ static bool open_part(ht_data **out, ht_context *ctx, const ht_config *config, c
     desc.config = config;
     desc.part = part;
     desc.path = own ? p->valid : p->data[0] ? p->data : NULL;
+    desc.papers = p->papers[0] ? p->papers : NULL;
     desc.holdout = desc.path && !p->valid[0] ? p->holdout : 0;
     if (part == HT_PART_VALID && desc.path && !own && p->holdout == 0)
         return true; /* none wanted */
@@ -279,7 +287,8 @@ static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
     if (!make_folder(v, error) || !make_places(&p->where, v, error) ||
         !make_config(p->ctx, &p->config, v, error))
         return false;
-    if (!p->where.data[0] && p->config.format != HT_FORMAT_LISTOPS)
+    if (!p->where.data[0] && p->config.format != HT_FORMAT_LISTOPS &&
+        p->config.format != HT_FORMAT_PATHFINDER)
         return cli_fail(error, "--data is missing: the settings ask for format %s",
                         ht_config_choice("format", (int)p->config.format));
     if (strcmp(p->where.data, "-") == 0 && !keep_stdin(p->where.data, v->run, error)) return false;
@@ -345,10 +354,9 @@ const cli_command cli_train = {
     .about = "Settings come from the preset, then --config, then flags; in brackets is what they "
              "are without a "
              "preset; config.json in the run folder has them all. Presets: small, small-listops, "
-             "small-text run on a CPU in minutes; listops, text, retrieval, "
-             "image, pathfinder, path-x have the sizes of the Long Range Arena; lm-53m, lm-144m "
-             "those of the "
-             "paper's language models.\n"
+             "small-text run on a CPU in minutes; lra/listops, lra/text, lra/retrieval, lra/image, "
+             "lra/pathfinder, lra/pathx have the sizes of the Long Range Arena, best/ and the same "
+             "names are larger; lm-53m, lm-144m have the sizes of the paper's language models.\n"
              "Ctrl-C and SIGTERM save a checkpoint and leave; --resume goes on from it.\n",
     .options = options,
     .values_bytes = sizeof(train_values),

@@ -2,6 +2,7 @@
 #   cJSON   configurations, checkpoints       needed
 #   CBLAS   matrix products on the CPU        without it: plain loops, correct and slow
 #   zstd, zlib   compressed data files        without them: such files are refused with a sentence
+#   libpng  Pathfinder as it was released     without it: cannot be imported
 set(library_definitions)
 set(library_links)
 
@@ -33,4 +34,10 @@ find_library(ZLIB_LIB z)
 if(ZLIB_HEADER AND ZLIB_LIB)
   list(APPEND library_definitions HTI_ZLIB)
   list(APPEND library_links ${ZLIB_LIB})
+endif()
+find_path(PNG_HEADER png.h)
+find_library(PNG_LIB png)
+if(PNG_HEADER AND PNG_LIB)
+  list(APPEND library_definitions HTI_PNG)
+  list(APPEND library_links ${PNG_LIB})
 endif()

@@ -286,7 +286,7 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
  * is a number that has a name (ht_config_choice). */
 #define HT_CONFIG_MAP(X)                                                                           \
     X(CHOICE, task, 0, 0, 2, "classify (default), pairs of texts, or language")                    \
-    X(CHOICE, format, 1, 0, 2, "listops, tsv (default) or text")                                   \
+    X(CHOICE, format, 1, 0, 4, "listops, tsv (default), text, images or pathfinder")               \
     X(CHOICE, attention, 0, 0, 2, "hierarchical (default), full or local")                         \
     X(CHOICE, query, 0, 0, 3, "auto (default), mean, first or fine: query of the coarse levels")   \
     X(INT, block, 16, 2, 65536, "rows of an attention block, even")                                \
@@ -338,9 +338,10 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(INT, listops_max, 2000, 2, 1000000, "ListOps: and fewer than this")                          \
     X(INT, listops_depth, 10, 1, 100, "ListOps: deepest nesting")                                  \
     X(INT, listops_arguments, 10, 2, 100, "ListOps: most arguments of an operator")                \
-    X(INT, train_items, 96000, 1, 1000000000, "ListOps: expressions to train on")                  \
-    X(INT, valid_items, 2000, 1, 1000000000, "ListOps: for validation, and as many for the test")  \
-    X(INT, data_seed, 0, 0, 9007199254740991, "ListOps: seed of the generator")
+    X(INT, train_items, 96000, 1, 1000000000, "ListOps, Pathfinder: items made to train on")       \
+    X(INT, valid_items, 2000, 1, 1000000000, "for validation, and as many for the test")           \
+    X(INT, data_seed, 0, 0, 9007199254740991, "ListOps, Pathfinder: seed of the generator")        \
+    X(INT, distractors, 0, 0, 100, "Pathfinder: short lines; 0: 5, of 128 pixels a side 8")
 
 typedef struct ht_config {
     size_t size;
@@ -354,7 +355,7 @@ typedef struct ht_config {
     { .size = sizeof(ht_config) }
 
 enum { HT_TASK_CLASSIFY, HT_TASK_PAIRS, HT_TASK_LANGUAGE };
-enum { HT_FORMAT_LISTOPS, HT_FORMAT_TSV, HT_FORMAT_TEXT };
+enum { HT_FORMAT_LISTOPS, HT_FORMAT_TSV, HT_FORMAT_TEXT, HT_FORMAT_IMAGES, HT_FORMAT_PATHFINDER };
 enum { HT_POOL_CLS, HT_POOL_FIRST, HT_POOL_MEAN, HT_POOL_MEAN_ALL };
 enum { HT_ROTARY_NONE, HT_ROTARY_LEVEL0, HT_ROTARY_ALL };
 enum { HT_SCHEDULE_CONSTANT, HT_SCHEDULE_RSQRT, HT_SCHEDULE_COSINE, HT_SCHEDULE_LINEAR };
@@ -401,12 +402,14 @@ typedef enum ht_part { HT_PART_TRAIN = 0, HT_PART_VALID = 1, HT_PART_TEST = 2 } 
 typedef struct ht_data_desc {
     size_t size;
     const ht_config *config; /* format, task, length, classes, batch, seeds */
-    const char *path; /* tsv, text: a file, a folder (all its files, by name) or "-" for stdin; gzip
-                         and zstd are recognised. listops: NULL makes them, else a tsv of label and
-                         expression */
-    ht_part part;     /* tsv, text with holdout; listops made here */
-    double holdout;   /* tsv, text: this share of the items is the valid part, the rest the train
-                         part;   0: the file is one part */
+    const char *path; /* a file, a folder (all its files, by name; of tsv also one with folders neg
+                         and pos) or "-" for stdin; gzip and zstd are recognised. listops: NULL
+                         makes them, else a tsv of label and expression; pathfinder: NULL makes
+                         them, else images */
+    ht_part part;     /* with holdout; listops and pathfinder made here */
+    double holdout;   /* this share of the items is the valid part, the rest the train part; 0: the
+                         file is one part */
+    const char *papers; /* pairs: a file of id<TAB>text; path has label<TAB>id<TAB>id. Or NULL */
 } ht_data_desc;
 #define HT_DATA_DESC_INIT \
     { .size = sizeof(ht_data_desc) }
@@ -440,6 +443,42 @@ HT_API ht_status ht_data_seek(ht_data *data, int64_t position);
  */
 HT_API ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text,
                                 size_t bytes, int32_t *tokens, int64_t room, int64_t *count);
+
+/* Sets of the Long Range Arena as files for ht_data_open: made from a seed (listops, pathfinder,
+ * pathx; the same bytes for any number of threads), or taken from their official form (imdb,
+ * cifar10, aan, listops, pathfinder, pathx) and checked. docs/formats.md has the files. */
+typedef struct ht_set_desc {
+    size_t size;
+    const char *task;
+    const char *source; /* the official folder; NULL: make the set */
+    const char *folder; /* of what is written; it must exist. NULL: make and write nothing */
+    int64_t items[3];   /* made of train, valid, test; all 0: as many as in the benchmark */
+    int64_t seed;
+    int64_t distractors;                                /* pathfinder, pathx: 0: 5 or 8 */
+    int plain;                                          /* 1: not compressed */
+    int unchecked;                                      /* 1: any number of items, any sum */
+    int (*tell)(void *user, int64_t done, int64_t all); /* non-zero: stop, INVALID; or NULL */
+    void *user;
+} ht_set_desc;
+#define HT_SET_DESC_INIT \
+    { .size = sizeof(ht_set_desc) }
+
+typedef struct ht_set_info {
+    size_t size;
+    int64_t items[3];   /* of train, valid, test */
+    int64_t longest[3]; /* tokens */
+    uint64_t sum[3];    /* of the items, in any order */
+    int known;          /* import: 1: the sums are those of the set as it is published */
+    double attempts;    /* per item made: attempts at the expression or the two long lines */
+    double positive;    /* pathfinder, per image: share of label 1, */
+    double distractors; /* short lines that found room, */
+    double nonzero;     /* share of pixels that are not black, */
+    double brightness;  /* and mean pixel */
+} ht_set_info;
+#define HT_SET_INFO_INIT \
+    { .size = sizeof(ht_set_info) }
+
+HT_API ht_status ht_set_write(ht_context *ctx, const ht_set_desc *desc, ht_set_info *out);
 
 /* ---- models ------------------------------------------------------------------------------ */
 

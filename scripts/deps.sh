@@ -85,6 +85,7 @@ need_build() {
     need libcjson-dev has_header cjson/cJSON.h
     want libopenblas-dev has_header cblas.h # matrix products on the CPU
     want libzstd-dev has_header zstd.h      # compressed data
+    want libpng-dev has_header png.h        # Pathfinder as it was released
     want zlib1g-dev has_header zlib.h
     want libpng-dev has_header png.h # pictures as PNG
 }

@@ -16,6 +16,9 @@ static const int64_t *starts_of(const ht_data *d) {
 static const int32_t *labels_of(const ht_data *d) {
     return (const int32_t *)(const void *)d->labels.data;
 }
+static const int32_t *papers_of(const ht_data *d) {
+    return (const int32_t *)(const void *)d->papers.data;
+}
 static int per_item(const ht_data *d) { return d->config.task == HT_TASK_PAIRS ? 2 : 1; }
 
 /* ---- filling ---- */
@@ -60,8 +63,13 @@ static ht_status fill(ht_data *d, const ht_data_desc *desc) {
     const ht_config *c = &d->config;
     d->tokens.ctx = d->starts.ctx = d->labels.ctx = d->ctx;
     TRY(hti_buffer_add(&d->starts, &zero, sizeof zero));
+    d->papers.ctx = d->ctx;
     if (c->format == HT_FORMAT_TEXT)
         TRY(hti_text_read(d, desc));
+    else if (c->format == HT_FORMAT_PATHFINDER && !desc->path)
+        TRY(hti_images_make(d, desc));
+    else if (c->format == HT_FORMAT_IMAGES || c->format == HT_FORMAT_PATHFINDER)
+        TRY(hti_images_read(d, desc));
     else if (c->format == HT_FORMAT_LISTOPS && !desc->path)
         TRY(hti_listops_make(d, desc));
     else
@@ -115,6 +123,7 @@ void ht_data_close(ht_data *d) {
     hti_buffer_free(&d->tokens);
     hti_buffer_free(&d->starts);
     hti_buffer_free(&d->labels);
+    hti_buffer_free(&d->papers);
     hti_host_free(d->ctx, d->order);
     hti_host_free(d->ctx, d->batch_tokens);
     hti_host_free(d->ctx, d->batch_targets);
@@ -127,7 +136,7 @@ ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
           "ht_data_info.size is too small; start from HT_DATA_INFO_INIT");
     *out =
         (ht_data_info){.size = out->size, .items = d->items, .longest = d->longest, .cut = d->cut};
-    out->tokens = (int64_t)(d->tokens.used / sizeof(uint16_t));
+    out->tokens = (int64_t)(d->tokens.used / (d->narrow ? 1 : sizeof(uint16_t)));
     if (d->config.task == HT_TASK_LANGUAGE) return HT_OK;
     int64_t *count = hti_host_alloc(d->ctx, sizeof *count * (size_t)d->config.classes), most = 0;
     CHECK(d->ctx, count, HT_NOMEM, "out of memory: counting labels");
@@ -158,7 +167,11 @@ static int64_t put_window(ht_data *d, int64_t item, int64_t at) {
 
 static int64_t put_sequence(ht_data *d, int64_t sequence, int64_t at) {
     int64_t from = starts_of(d)[sequence], n = starts_of(d)[sequence + 1] - from;
-    for (int64_t i = 0; i < n; i++) d->batch_tokens[at + i] = tokens_of(d)[from + i];
+    const uint8_t *pixels = (const uint8_t *)d->tokens.data + from;
+    if (d->narrow)
+        for (int64_t i = 0; i < n; i++) d->batch_tokens[at + i] = pixels[i];
+    else
+        for (int64_t i = 0; i < n; i++) d->batch_tokens[at + i] = tokens_of(d)[from + i];
     return n;
 }
 
@@ -167,7 +180,8 @@ static void put_item(ht_data *d, int64_t item, int64_t slot) {
     int width = per_item(d), language = d->config.task == HT_TASK_LANGUAGE;
     for (int i = 0; i < width; i++) {
         int64_t at = d->batch_starts[slot * width + i];
-        int64_t n = language ? put_window(d, item, at) : put_sequence(d, item * width + i, at);
+        int64_t sequence = d->papers.used ? papers_of(d)[item * width + i] : item * width + i;
+        int64_t n = language ? put_window(d, item, at) : put_sequence(d, sequence, at);
         d->batch_starts[slot * width + i + 1] = (int32_t)(at + n);
     }
     if (!language) d->batch_targets[slot] = labels_of(d)[item];
@@ -230,6 +244,8 @@ ht_status ht_data_seek(ht_data *d, int64_t position) {
 ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text, size_t bytes,
                          int32_t *tokens, int64_t room, int64_t *count) {
     CHECK(ctx, text && count && (tokens || room == 0), HT_INVALID, "ht_data_encode: NULL pointer");
+    CHECK(ctx, config->format != HT_FORMAT_IMAGES && config->format != HT_FORMAT_PATHFINDER,
+          HT_UNSUPPORTED, "the data of this model are images, not text");
     if (config->format != HT_FORMAT_LISTOPS) {
         for (size_t i = 0; i < bytes && (int64_t)i < room; i++)
             tokens[i] = (unsigned char)text[i] + 1;

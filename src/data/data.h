@@ -19,10 +19,13 @@ void hti_buffer_free(hti_buffer *b);
 struct ht_data {
     ht_context *ctx;
     ht_config config;
-    hti_buffer tokens; /* uint16_t: of all sequences, or the whole stream of a text */
+    hti_buffer
+        tokens; /* uint16_t: of all sequences, or the whole stream of a text; images: bytes */
     hti_buffer
         starts; /* int64_t [sequences + 1]; texts: not used, windows follow from the length */
     hti_buffer labels; /* int32_t [items]; texts: not used */
+    hti_buffer papers; /* int32_t [2 items]: pairs of papers: which sequences; else not used */
+    int narrow;        /* 1: tokens are uint8_t: pixels */
     int64_t items;
     int64_t longest, cut;
     int64_t first_window; /* texts: which windows are this part */
@@ -38,6 +41,13 @@ struct ht_data {
 typedef ht_status hti_each(void *user, const char *name, const char *bytes, size_t count);
 ht_status hti_source_read(ht_context *ctx, const char *path, hti_each *each, void *user);
 
+/* Calls `each` with every line of a file's bytes, without its end; lines count from 1. The last one
+ * may be empty: then it is left out. */
+typedef ht_status hti_each_line(void *user, const char *name, int64_t number, const char *line,
+                                size_t bytes);
+ht_status hti_source_lines(void *user, const char *name, const char *bytes, size_t count,
+                           hti_each_line *each);
+
 /* Adds one sequence of ids, cut to the configuration's length. */
 ht_status hti_data_add_bytes(ht_data *d, const char *text, size_t bytes);
 ht_status hti_data_add_ids(ht_data *d, const uint16_t *ids, int64_t count);
@@ -47,6 +57,8 @@ ht_status hti_data_add_label(ht_data *d, int32_t label);
 ht_status hti_tsv_read(ht_data *d, const ht_data_desc *desc);
 ht_status hti_text_read(ht_data *d, const ht_data_desc *desc);
 ht_status hti_listops_make(ht_data *d, const ht_data_desc *desc);
+ht_status hti_images_read(ht_data *d, const ht_data_desc *desc);
+ht_status hti_images_make(ht_data *d, const ht_data_desc *desc); /* Pathfinder */
 
 /* An expression as ids; *count may be more than room. */
 ht_status hti_listops_encode(ht_context *ctx, const char *text, size_t bytes, uint16_t *ids,

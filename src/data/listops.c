@@ -8,29 +8,11 @@
  */
 #include <string.h>
 
-#include "core/philox.h"
-#include "data/data.h"
+#include "data/dice.h"
+#include "data/set.h"
 
-enum { DIGIT = 1, OPERATOR = 11, END = 15 };
+enum { DIGIT = 1, OPERATOR = 11, END = 15, ARGUMENTS = 128 };
 static const char *const operators[] = {"[MIN", "[MAX", "[MED", "[SM"};
-
-/* ---- random numbers: a counter, so that the stream depends on the seed alone ---- */
-
-typedef struct dice {
-    uint64_t seed, count;
-    hti_philox words;
-} dice;
-
-static uint32_t roll(dice *d) {
-    int at = (int)(d->count % 4);
-    if (at == 0)
-        d->words = hti_philox_draw(d->seed, (uint32_t)(d->count / 4),
-                                   (uint32_t)(d->count / 4 >> 32), 0x115, 0);
-    d->count++;
-    return d->words.w[at];
-}
-
-static int roll_below(dice *d, int n) { return (int)((uint64_t)roll(d) * (uint64_t)n >> 32); }
 
 /* ---- expressions ---- */
 
@@ -51,7 +33,7 @@ static int apply(int operator, int * values, int n) {
 }
 
 typedef struct maker {
-    dice dice;
+    hti_dice dice;
     const ht_config *c;
     uint16_t *ids; /* [room] */
     int64_t room, count;
@@ -66,17 +48,17 @@ static void put(maker *m, int id) {
  * use and is finished quickly. The operator is drawn after its arguments. */
 static int make(maker *m, int64_t depth) {
     int is_operator =
-        depth < m->c->listops_depth && roll(&m->dice) <= 0x40000000u && m->count < m->room;
+        depth < m->c->listops_depth && hti_roll(&m->dice) <= 0x40000000u && m->count < m->room;
     if (!is_operator) {
-        int digit = roll_below(&m->dice, 10);
+        int digit = hti_roll_below(&m->dice, 10);
         put(m, DIGIT + digit);
         return digit;
     }
-    int n = 2 + roll_below(&m->dice, (int)m->c->listops_arguments - 1), values[128];
+    int n = 2 + hti_roll_below(&m->dice, (int)m->c->listops_arguments - 1), values[ARGUMENTS];
     int64_t at = m->count;
     put(m, OPERATOR);
     for (int i = 0; i < n; i++) values[i] = make(m, depth + 1);
-    int operator= roll_below(&m->dice, 4);
+    int operator= hti_roll_below(&m->dice, 4);
     if (at < m->room) m->ids[at] = (uint16_t)(OPERATOR + operator);
     put(m, END);
     return apply(operator, values, n);
@@ -85,12 +67,16 @@ static int make(maker *m, int64_t depth) {
 /* ---- distinct ones: a set of 64-bit hashes; two different expressions share one about never ----
  */
 
-typedef struct set {
-    uint64_t *slots; /* 0: empty */
-    uint64_t mask;
-} set;
+ht_status hti_seen_create(hti_seen *out, ht_context *ctx, int64_t items) {
+    uint64_t slots = 1024;
+    while (slots < 2 * (uint64_t)items) slots *= 2;
+    *out = (hti_seen){hti_host_alloc(ctx, slots * sizeof *out->slots), slots - 1};
+    CHECK(ctx, out->slots, HT_NOMEM, "out of memory: %lld expressions", (long long)items);
+    memset(out->slots, 0, slots * sizeof *out->slots);
+    return HT_OK;
+}
 
-static int set_add(set *s, const uint16_t *ids, int64_t count) {
+int hti_seen_add(hti_seen *s, const uint16_t *ids, int64_t count) {
     uint64_t hash = 0xCBF29CE484222325u;
     for (int64_t i = 0; i < count; i++) hash = (hash ^ ids[i]) * 0x100000001B3u;
     hash ^= hash >> 29;
@@ -102,48 +88,120 @@ static int set_add(set *s, const uint16_t *ids, int64_t count) {
     return 1;
 }
 
-static ht_status make_all(ht_data *d, const ht_data_desc *desc, maker *m, set *seen) {
-    const ht_config *c = &d->config;
-    int64_t first = desc->part == HT_PART_VALID  ? 0
-                    : desc->part == HT_PART_TEST ? c->valid_items
-                                                 : 2 * c->valid_items;
-    int64_t last = first + (desc->part == HT_PART_TRAIN ? c->train_items : c->valid_items),
+/* ---- the stream: attempts 0, 1, 2 ..., each with dice of its own; a chunk of them at a time by
+ * all threads, then taken in order ---- */
+
+typedef struct attempt {
+    int64_t count; /* 0: too short or too long */
+    int value;
+} attempt;
+
+typedef struct stream {
+    ht_context *ctx;
+    const ht_config *c;
+    hti_seen seen;
+    uint16_t *ids; /* [chunk, listops_max] */
+    attempt *attempts;
+    int64_t chunk, next;
+} stream;
+
+static void make_chunk(stream *s) {
+    const ht_config *c = s->c;
+#pragma omp parallel for schedule(dynamic, 16) num_threads(s->ctx->threads)
+    for (int64_t i = 0; i < s->chunk; i++) {
+        maker m = {.c = c, .ids = s->ids + i * c->listops_max, .room = c->listops_max};
+        m.dice = hti_dice_of((uint64_t)c->data_seed, (uint64_t)(s->next + i), 0x11570u);
+        int value = make(&m, 1), fits = m.count > c->listops_min && m.count < c->listops_max;
+        s->attempts[i] = (attempt){fits ? m.count : 0, value};
+    }
+    s->next += s->chunk;
+}
+
+static ht_status run_stream(stream *s, int64_t first, int64_t last, hti_each_expression *each,
+                            void *user, int64_t *attempts) {
+    int64_t found = 0, vain = 0;
+    while (found < last) {
+        make_chunk(s);
+        for (int64_t i = 0; i < s->chunk && found < last; i++) {
+            const uint16_t *ids = s->ids + i * s->c->listops_max;
+            const attempt *a = &s->attempts[i];
+            ++*attempts;
+            if (!a->count || !hti_seen_add(&s->seen, ids, a->count)) {
+                vain++;
+                continue;
+            }
             vain = 0;
-    for (int64_t found = 0; found < last;) {
-        m->count = 0;
-        int value = make(m, 1);
-        int fits = m->count > c->listops_min && m->count < c->listops_max;
-        if (!fits || !set_add(seen, m->ids, m->count)) {
-            CHECK(d->ctx, ++vain < 20000000, HT_INVALID,
-                  "only %lld different expressions of %lld to %lld tokens were found, %lld are "
-                  "wanted",
-                  (long long)found, (long long)c->listops_min + 1, (long long)c->listops_max - 1,
-                  (long long)last);
-            continue;
+            if (found++ >= first) TRY(each(user, ids, a->count, a->value));
         }
-        vain = 0;
-        if (found++ < first) continue;
-        TRY(hti_data_add_ids(d, m->ids, m->count));
-        TRY(hti_data_add_label(d, value));
+        CHECK(s->ctx, vain < 20000000, HT_INVALID,
+              "only %lld different expressions of %lld to %lld tokens were found, %lld are wanted",
+              (long long)found, (long long)s->c->listops_min + 1, (long long)s->c->listops_max - 1,
+              (long long)last);
     }
     return HT_OK;
 }
 
+ht_status hti_listops_stream(ht_context *ctx, const ht_config *c, int64_t first, int64_t last,
+                             hti_each_expression *each, void *user, int64_t *attempts) {
+    int64_t own = 0;
+    stream s = {.ctx = ctx, .c = c, .chunk = (1 << 23) / c->listops_max};
+    if (s.chunk > 8192) s.chunk = 8192;
+    if (s.chunk < 16) s.chunk = 16;
+    s.ids = hti_host_alloc(ctx, sizeof *s.ids * (size_t)(s.chunk * c->listops_max));
+    s.attempts = hti_host_alloc(ctx, sizeof *s.attempts * (size_t)s.chunk);
+    ht_status status = s.ids && s.attempts
+                           ? hti_seen_create(&s.seen, ctx, last)
+                           : hti_fail(ctx, HT_NOMEM, "out of memory: making expressions");
+    if (status == HT_OK) status = run_stream(&s, first, last, each, user, &own);
+    if (attempts) *attempts = own;
+    hti_host_free(ctx, s.seen.slots);
+    hti_host_free(ctx, s.ids);
+    hti_host_free(ctx, s.attempts);
+    return status;
+}
+
+static ht_status add(void *user, const uint16_t *ids, int64_t count, int value) {
+    ht_data *d = user;
+    TRY(hti_data_add_ids(d, ids, count));
+    return hti_data_add_label(d, value);
+}
+
 ht_status hti_listops_make(ht_data *d, const ht_data_desc *desc) {
     const ht_config *c = &d->config;
-    maker m = {.dice = {.seed = (uint64_t)c->data_seed + 0x11570u}, .c = c, .room = c->listops_max};
-    uint64_t slots = 1024;
-    while (slots < 2 * (uint64_t)(c->train_items + 2 * c->valid_items)) slots *= 2;
-    set seen = {hti_host_alloc(d->ctx, slots * sizeof *seen.slots), slots - 1};
-    m.ids = hti_host_alloc(d->ctx, sizeof *m.ids * (size_t)m.room);
-    ht_status status = hti_fail(d->ctx, HT_NOMEM, "out of memory: making expressions");
-    if (seen.slots && m.ids) {
-        memset(seen.slots, 0, slots * sizeof *seen.slots);
-        status = make_all(d, desc, &m, &seen);
+    int64_t held = c->valid_items, train = desc->part == HT_PART_TRAIN;
+    int64_t first = train ? 2 * held : desc->part == HT_PART_TEST ? held : 0;
+    return hti_listops_stream(d->ctx, c, first, first + (train ? c->train_items : held), add, d,
+                              NULL);
+}
+
+/* ---- values ---- */
+
+typedef struct parser {
+    const uint16_t *ids;
+    int64_t count, at;
+    int depth;
+} parser;
+
+/* -1: it is no expression */
+static int parse(parser *p) {
+    if (p->at >= p->count || p->depth > 10000) return -1;
+    int id = p->ids[p->at++], values[ARGUMENTS], n = 0;
+    if (id < OPERATOR) return id - DIGIT;
+    if (id == END) return -1;
+    p->depth++;
+    while (p->at < p->count && p->ids[p->at] != END) {
+        if (n == ARGUMENTS || (values[n++] = parse(p)) < 0) return -1;
     }
-    hti_host_free(d->ctx, seen.slots);
-    hti_host_free(d->ctx, m.ids);
-    return status;
+    p->depth--;
+    if (p->at++ >= p->count || n == 0) return -1;
+    return apply(id - OPERATOR, values, n);
+}
+
+ht_status hti_listops_value(ht_context *ctx, const uint16_t *ids, int64_t count, int *value) {
+    parser p = {.ids = ids, .count = count};
+    *value = parse(&p);
+    CHECK(ctx, *value >= 0 && p.at == count, HT_FORMAT, "this is no whole ListOps expression");
+    return HT_OK;
 }
 
 /* ---- expressions as text ---- */

@@ -188,3 +188,17 @@ ht_status hti_source_read(ht_context *ctx, const char *path, hti_each *each, voi
     if (S_ISDIR(about.st_mode)) return read_folder(ctx, path, each, user);
     return read_path(ctx, path, each, user);
 }
+
+ht_status hti_source_lines(void *user, const char *name, const char *bytes, size_t count,
+                           hti_each_line *each) {
+    int64_t number = 0;
+    for (size_t from = 0; from < count;) {
+        const char *end = memchr(bytes + from, '\n', count - from);
+        size_t n = end ? (size_t)(end - bytes) - from : count - from, next = from + n + 1;
+        if (n > 0 && bytes[from + n - 1] == '\r') n--;
+        number++;
+        if (n > 0 || next < count) TRY(each(user, name, number, bytes + from, n));
+        from = next;
+    }
+    return HT_OK;
+}

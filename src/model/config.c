@@ -27,10 +27,10 @@ static const key keys[] = {
 enum { KEYS = sizeof keys / sizeof *keys };
 
 static const struct {
-    const char *key, *names[5];
+    const char *key, *names[8];
 } choices[] = {
     {"task", {"classify", "pairs", "language"}},
-    {"format", {"listops", "tsv", "text"}},
+    {"format", {"listops", "tsv", "text", "images", "pathfinder"}},
     {"attention", {"hierarchical", "full", "local"}},
     {"query", {"auto", "mean", "first", "fine"}},
     {"pool", {"cls", "first", "mean", "mean_all"}},
@@ -43,7 +43,7 @@ static const struct {
 const char *ht_config_choice(const char *name, int index) {
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
         if (strcmp(choices[i].key, name) == 0)
-            return index >= 0 && index < 5 ? choices[i].names[index] : NULL;
+            return index >= 0 && index < 8 ? choices[i].names[index] : NULL;
     return NULL;
 }
 
@@ -74,7 +74,13 @@ static void set(ht_config *c, const key *k, double x) {
 #define RSQRT                                                                                \
     "\"schedule\":\"rsqrt\",\"rate\":0.05,\"weight_decay\":0.1,\"dropout\":0.1,\"attention_" \
     "dropout\":0.1,"
-#define PIXELS "\"vocab\":256,\"schedule\":\"cosine\",\"weight_decay\":0,"
+/* black pixels are pixels: mask_zero 1 makes them padding, as the original does */
+#define PIXELS "\"vocab\":256,\"mask_zero\":0,\"schedule\":\"cosine\",\"weight_decay\":0,"
+#define SNAKES "\"format\":\"pathfinder\",\"train_items\":160000,\"valid_items\":20000,"
+#define BEST                                                                              \
+    "\"sinusoidal\":0,\"rotary\":\"level0\",\"relative_bias\":1,\"schedule\":\"cosine\"," \
+    "\"warmup\":"                                                                         \
+    "1000,\"weight_decay\":0.05,\"clip\":1,"
 #define SMALL "\"layers\":2,\"width\":128,\"heads\":4,\"hidden\":256,\"head_hidden\":128,"
 
 static const struct {
@@ -92,39 +98,67 @@ static const struct {
      "512,"
      "\"sinusoidal\":0,\"rotary\":\"level0\",\"length\":512,\"batch\":8,\"steps\":2000,\"clip\":1,"
      "\"weight_decay\":0.1,\"warmup\":100,\"rate\":0.001}"},
-    {"listops", "Long Range Arena ListOps, 8.9 million parameters",
+    {"lra/listops", "Long Range Arena ListOps, 8.9 million parameters",
      "{" LRA RSQRT
      "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"layers\":4,\"heads\":8,\"width\":512,"
      "\"hidden\":1024,\"head_hidden\":1024,\"length\":2000,\"batch\":32,\"steps\":5000,\"warmup\":"
-     "1000,"
-     "\"eval_every\":50}"},
-    {"text", "Long Range Arena Text (bytes of reviews), 3.5 million parameters",
+     "1000,\"eval_every\":250}"},
+    {"lra/text", "Long Range Arena Text (bytes of reviews), 3.5 million parameters",
      "{" LRA RSQRT "\"format\":\"tsv\",\"layers\":4,\"heads\":4,\"width\":256,\"hidden\":1024,"
      "\"head_hidden\":1024,"
-     "\"length\":4000,\"batch\":32,\"steps\":20000,\"warmup\":8000,\"eval_every\":100}"},
-    {"retrieval", "Long Range Arena Retrieval (pairs of papers), 1.1 million parameters",
+     "\"length\":4000,\"batch\":32,\"steps\":20000,\"warmup\":8000,\"eval_every\":500}"},
+    {"lra/retrieval", "Long Range Arena Retrieval (pairs of papers), 1.1 million parameters",
      "{" LRA RSQRT "\"task\":\"pairs\",\"format\":\"tsv\",\"pool\":\"first\",\"layers\":4,"
      "\"heads\":4,\"width\":128,"
      "\"hidden\":512,\"head_hidden\":512,\"length\":4000,\"batch\":32,\"steps\":5000,\"warmup\":"
-     "8000,"
-     "\"eval_every\":100}"},
-    {"image", "Long Range Arena Image (gray CIFAR-10), 0.25 million parameters",
-     "{" LRA PIXELS
+     "8000,\"eval_every\":500,\"eval_items\":4000}"},
+    {"lra/image", "Long Range Arena Image (grey CIFAR-10), 0.25 million parameters",
+     "{" LRA PIXELS "\"format\":\"images\","
      "\"classes\":10,\"layers\":1,\"heads\":8,\"width\":128,\"inner\":64,\"hidden\":128,"
      "\"head_hidden\":128,\"sinusoidal\":0,\"learned\":1,\"dropout\":0.3,\"attention_dropout\":0.2,"
      "\"length\":1024,\"batch\":256,\"steps\":35000,\"rate\":5e-4,\"warmup\":175,\"eval_every\":"
-     "175}"},
-    {"pathfinder", "Long Range Arena Pathfinder, 27 thousand parameters",
-     "{" LRA PIXELS
+     "350}"},
+    {"lra/pathfinder", "Long Range Arena Pathfinder, 27 thousand parameters",
+     "{" LRA PIXELS SNAKES
      "\"pool\":\"mean_all\",\"layers\":4,\"heads\":4,\"width\":32,\"inner\":16,\"hidden\":32,"
      "\"head_hidden\":32,\"dropout\":0.2,\"attention_dropout\":0.1,\"length\":1024,\"batch\":512,"
-     "\"steps\":62400,\"rate\":1e-3,\"warmup\":312,\"eval_every\":312}"},
-    {"path-x", "Long Range Arena Path-X, 16,384 pixels",
-     "{" LRA PIXELS
+     "\"steps\":62400,\"rate\":1e-3,\"warmup\":312,\"eval_every\":624}"},
+    {"lra/pathx", "Long Range Arena Path-X, 16,384 pixels",
+     "{" LRA PIXELS SNAKES
      "\"pool\":\"mean_all\",\"layers\":1,\"heads\":2,\"width\":32,\"inner\":16,\"hidden\":32,"
      "\"head_hidden\":32,\"sinusoidal\":0,\"learned\":1,\"dropout\":0.1,\"attention_dropout\":0.1,"
      "\"length\":16384,\"batch\":64,\"steps\":500000,\"rate\":1e-3,\"warmup\":2500,\"clip\":1,"
      "\"eval_every\":2500}"},
+    {"best/listops", "ListOps without the benchmark's limits: larger, longer, rotary positions",
+     "{" BEST "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"layers\":6,\"heads\":8,"
+     "\"width\":512,\"hidden\":2048,\"head_hidden\":512,\"length\":2000,\"block\":32,\"dropout\":0."
+     "1,"
+     "\"batch\":64,\"steps\":30000,\"rate\":3e-4,\"eval_every\":1000}"},
+    {"best/text", "Text without the benchmark's limits",
+     "{" BEST "\"format\":\"tsv\",\"pool\":\"mean\",\"layers\":6,\"heads\":8,\"width\":512,"
+     "\"hidden\":1024,\"head_hidden\":512,\"length\":4000,\"block\":32,\"dropout\":0.2,"
+     "\"batch\":32,\"steps\":15000,\"rate\":4e-4,\"eval_every\":500}"},
+    {"best/retrieval", "Retrieval without the benchmark's limits",
+     "{" BEST "\"task\":\"pairs\",\"format\":\"tsv\",\"pool\":\"mean\",\"layers\":6,\"heads\":4,"
+     "\"width\":256,\"hidden\":1024,\"head_hidden\":512,\"length\":4000,\"block\":32,"
+     "\"dropout\":0.1,\"batch\":32,\"steps\":30000,\"rate\":4e-4,\"eval_every\":1000,\"eval_"
+     "items\":"
+     "4000}"},
+    {"best/image", "Image without the benchmark's limits",
+     "{" BEST
+     "\"format\":\"images\",\"vocab\":256,\"mask_zero\":0,\"classes\":10,\"pool\":\"mean\","
+     "\"learned\":1,\"layers\":8,\"heads\":8,\"width\":256,\"hidden\":512,\"head_hidden\":256,"
+     "\"length\":1024,\"block\":64,\"dropout\":0.2,\"batch\":64,\"steps\":70000,\"rate\":1e-3,"
+     "\"eval_every\":1400}"},
+    {"best/pathfinder", "Pathfinder without the benchmark's limits",
+     "{" BEST SNAKES "\"vocab\":256,\"mask_zero\":0,\"pool\":\"mean\",\"learned\":1,\"layers\":6,"
+     "\"heads\":8,\"width\":128,\"hidden\":512,\"head_hidden\":128,\"length\":1024,\"block\":64,"
+     "\"dropout\":0.1,\"batch\":128,\"steps\":60000,\"rate\":1e-3,\"eval_every\":1250,"
+     "\"eval_items\":5000}"},
+    {"best/pathx", "Path-X without the benchmark's limits",
+     "{" BEST SNAKES "\"vocab\":256,\"mask_zero\":0,\"pool\":\"mean\",\"learned\":1,\"layers\":6,"
+     "\"heads\":4,\"width\":128,\"hidden\":512,\"head_hidden\":128,\"length\":16384,\"block\":128,"
+     "\"batch\":32,\"steps\":50000,\"rate\":5e-4,\"eval_every\":2500,\"eval_items\":2000}"},
     {"lm-53m", "the paper's smaller language model",
      "{\"task\":\"language\",\"format\":\"text\",\"layers\":6,\"heads\":8,\"width\":512,\"hidden\":"
      "2048,"
@@ -152,10 +186,13 @@ ht_status ht_config_preset(ht_context *ctx, ht_config *out, const char *name) {
     for (int i = 0; i < KEYS; i++) set(&c, &keys[i], keys[i].fallback);
     *out = c;
     if (!name) return HT_OK;
-    for (int i = 0; i < PRESETS; i++)
-        if (strcmp(presets[i].name, name) == 0)
+    for (int i = 0; i < PRESETS; i++) {
+        const char *own = presets[i].name;
+        int benchmark = strncmp(own, "lra/", 4) == 0; /* "text" is short for "lra/text" */
+        if (strcmp(own, name) == 0 || (benchmark && strcmp(own + 4, name) == 0))
             return ht_config_read_json(ctx, out, presets[i].json);
-    char all[256] = "";
+    }
+    char all[400] = "";
     for (int i = 0; i < PRESETS; i++)
         snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? ", " : "",
                  presets[i].name);
@@ -166,7 +203,7 @@ ht_status ht_config_preset(ht_context *ctx, ht_config *out, const char *name) {
 
 static ht_status read_choice(ht_context *ctx, double *out, const key *k, const cJSON *item) {
     char all[96] = "";
-    for (int i = 0; i < 5 && ht_config_choice(k->name, i); i++) {
+    for (int i = 0; i < 8 && ht_config_choice(k->name, i); i++) {
         const char *word = ht_config_choice(k->name, i);
         *out = i;
         if (cJSON_IsString(item) && strcmp(item->valuestring, word) == 0) return HT_OK;

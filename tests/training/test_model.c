@@ -31,10 +31,10 @@ static void counts(void **state) {
         const char *preset;
         int64_t least, most;
     } want[] = {
-        {"listops", 8948746, 8948746},   {"text", 3486722, 3486722},
-        {"retrieval", 1087618, 1087618}, {"image", 248458, 248458},
-        {"pathfinder", 26530, 26530},    {"path-x", 537954, 537954},
-        {"lm-53m", 52500000, 53500000},  {"lm-144m", 142500000, 144500000},
+        {"lra/listops", 8948746, 8948746}, {"text", 3486722, 3486722},
+        {"retrieval", 1087618, 1087618},   {"image", 248458, 248458},
+        {"pathfinder", 26530, 26530},      {"lra/pathx", 537954, 537954},
+        {"lm-53m", 52500000, 53500000},    {"lm-144m", 142500000, 144500000},
     };
     (void)state;
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {

@@ -1,0 +1,197 @@
+#!/bin/sh
+# The Long Range Arena: data, training, evaluation; one line of JSON per run into results/lra.jsonl.
+# scripts/lra.sh [TASK...]: of listops text retrieval image pathfinder pathx; none: all there is
+# data for
+#
+# Variables, all optional:
+#   HT_DEVICE   device; cuda:0 if it is there, else cpu
+#   SET         lra (the benchmark's sizes) or best
+#   KINDS       attention kinds, "hierarchical local"; also full
+#   SEED        1
+#   STEPS, BATCH, ARGS   instead of the preset's; ARGS are more flags of train: "--block 32"
+#   IMDB, CIFAR10, AAN   folders of the official files, or of those that data import writes
+#   LISTOPS, PATHFINDER, PATHX   likewise; without them these sets are made
+#   ITEMS       made sets: items to train on, an eighth each for validation and test
+#   FRESH       20000: ListOps, Pathfinder: items made anew for one more test; 0: none
+#   TEST_ITEMS  to try things out: no more than about so many items of valid and test
+#   DATA, RUNS, RESULTS   data/lra, runs/lra, results/lra.jsonl
+#   HT          the program, build/htransformer
+set -eu
+cd "$(dirname "$0")/.."
+HT=${HT:-build/htransformer}
+SET=${SET:-lra}
+KINDS=${KINDS:-hierarchical local}
+SEED=${SEED:-1}
+FRESH=${FRESH:-20000}
+DATA=${DATA:-data/lra}
+RUNS=${RUNS:-runs/lra}
+RESULTS=${RESULTS:-results/lra.jsonl}
+# threads that wait must not take the core from those that work
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+
+fail() {
+    echo "lra.sh: $*" >&2
+    exit 1
+}
+[ -x "$HT" ] || fail "there is no $HT: run scripts/build.sh, or set HT"
+if [ -z "${HT_DEVICE:-}" ]; then
+    HT_DEVICE=cpu
+    if "$HT" info --json | grep -q '"name": "cuda:0", "available": true'; then HT_DEVICE=cuda:0; fi
+fi
+
+# found FOLDER NAME: the file, compressed or not; fails if there is none
+found() {
+    for end in "" .zst; do
+        if [ -f "$1/$2$end" ]; then
+            echo "$1/$2$end"
+            return 0
+        fi
+    done
+    return 1
+}
+
+# import SET FOLDER LAST: takes an official folder unless that is done; prints where the set is.
+# LAST is the file of the set that is written last
+import() {
+    if found "$2" "$3" >/dev/null && found "$2" "$1-test.${3##*.}" >/dev/null; then
+        echo "$2"
+    else
+        found "$DATA/$1" "$3" >/dev/null ||
+            "$HT" data import "$1" "$2" --out "$DATA/$1" >&2 || return 1
+        echo "$DATA/$1"
+    fi
+}
+
+# make_set SET FILE: makes it unless that is done; prints where it is
+make_set() {
+    folder=$DATA/$1${ITEMS:+-$ITEMS}
+    if ! found "$folder" "$2" >/dev/null; then
+        set -- "$1" --out "$folder"
+        if [ -n "${ITEMS:-}" ]; then
+            eighth=$((ITEMS / 8))
+            set -- "$@" --train "$ITEMS" --valid "$eighth" --test "$eighth"
+        fi
+        "$HT" data make "$@" >&2 || return 1
+    fi
+    echo "$folder"
+}
+
+# data_of TASK: sets train, valid, test, papers
+data_of() {
+    papers=
+    case $1 in
+    listops)
+        if [ -n "${LISTOPS:-}" ]; then at=$(import listops "$LISTOPS" listops-test.tsv)
+        else at=$(make_set listops listops-test.tsv); fi
+        train=$(found "$at" listops-train.tsv) valid=$(found "$at" listops-valid.tsv)
+        test=$(found "$at" listops-test.tsv) ;;
+    text)
+        at=$(import imdb "${IMDB:?the folder aclImdb, or of imdb-train.tsv}" imdb-test.tsv)
+        # a tenth of the training reviews is held out for validation
+        train=$(found "$at" imdb-train.tsv) valid='' test=$(found "$at" imdb-test.tsv) ;;
+    retrieval)
+        at=$(import aan "${AAN:?the folder of new_aan_pairs.train.tsv, or of papers and pairs}" \
+            aan-papers.tsv)
+        train=$(found "$at" aan-train.tsv) valid=$(found "$at" aan-valid.tsv)
+        test=$(found "$at" aan-test.tsv) papers=$(found "$at" aan-papers.tsv) ;;
+    image)
+        at=$(import cifar10 "${CIFAR10:?the folder of data_batch_1.bin, or of grey records}" \
+            cifar10-test.images)
+        train=$(found "$at" cifar10-train.images) valid=$(found "$at" cifar10-valid.images)
+        test=$(found "$at" cifar10-test.images) ;;
+    pathfinder | pathx)
+        if [ "$1" = pathx ]; then official=${PATHX:-}; else official=${PATHFINDER:-}; fi
+        if [ -n "$official" ]; then at=$(import "$1" "$official" "$1-test.images")
+        else at=$(make_set "$1" "$1-test.images"); fi
+        train=$(found "$at" "$1-train.images") valid=$(found "$at" "$1-valid.images")
+        test=$(found "$at" "$1-test.images") ;;
+    *) fail "there is no task '$1', but listops text retrieval image pathfinder pathx" ;;
+    esac
+}
+
+# number KEY: of the JSON object on stdin
+number() { sed -n "s/.*\"$1\": *\\([-+0-9.eE]*\\).*/\\1/p" | head -n 1; }
+# word KEY: likewise a string
+word() { sed -n "s/.*\"$1\": *\"\\([^\"]*\\)\".*/\\1/p" | head -n 1; }
+
+# evaluate RUN WORDS...: one JSON object
+evaluate() {
+    run=$1
+    shift
+    "$HT" eval "$run" --json --device "$HT_DEVICE" ${papers:+--papers "$papers"} \
+        --items "${TEST_ITEMS:-0}" "$@"
+}
+
+# one TASK KIND: trains, evaluates, writes the line
+one() {
+    run=$RUNS/$SET-$1-$2-$SEED${STEPS:+-$STEPS}$(printf %s "${ARGS:-}" | tr -cs '[:alnum:].' _)
+    if [ -f "$run/done" ]; then
+        echo "== $run is done; remove the folder to run it again"
+        return
+    fi
+    mkdir -p "$RUNS" "$(dirname "$RESULTS")/logs"
+    set -- "$1" "$2" --run "$run" --device "$HT_DEVICE"
+    task=$1 kind=$2
+    shift 2
+    # a run that was stopped goes on
+    if [ -f "$run/config.json" ]; then set -- "$@" --resume
+    else
+        set -- "$@" --preset "$SET/$task" --attention "$kind" --seed "$SEED" --data "$train" \
+            ${valid:+--valid "$valid"} ${papers:+--papers "$papers"}
+        if [ -n "${STEPS:-}" ]; then set -- "$@" --steps "$STEPS"; fi
+        if [ -n "${BATCH:-}" ]; then set -- "$@" --batch "$BATCH"; fi
+        # shellcheck disable=SC2086 # flags are words
+        set -- "$@" ${ARGS:-}
+    fi
+    echo "== $SET/$task, $kind attention, seed $SEED, on $HT_DEVICE"
+    begin=$(date +%s)
+    "$HT" train "$@"
+    seconds=$(($(date +%s) - begin + $(cat "$run/seconds" 2>/dev/null || echo 0)))
+    echo "$seconds" >"$run/seconds" # of a run that goes on later, too
+
+    # weights with the best validation; the test set is looked at once
+    if [ -n "$valid" ]; then on_valid=$(evaluate "$run" --data "$valid")
+    else on_valid=$(evaluate "$run" --data "$train" --holdout 0.1 --part valid); fi
+    on_test=$(evaluate "$run" --data "$test")
+    fresh=
+    case $task in listops | pathfinder)
+        if [ "$FRESH" -gt 0 ]; then
+            on_fresh=$(evaluate "$run" --fresh "$FRESH")
+            fresh=$(printf ', "fresh_items": %s, "fresh_accuracy": %s, "fresh_error": %s' \
+                "$(echo "$on_fresh" | number targets)" "$(echo "$on_fresh" | number accuracy)" \
+                "$(echo "$on_fresh" | number accuracy_error)")
+        fi ;;
+    esac
+    commit=$(git rev-parse --short=10 HEAD 2>/dev/null || echo unknown)
+    git diff --quiet HEAD 2>/dev/null || commit=$commit+
+    log=$(dirname "$RESULTS")/logs/$(basename "$run").jsonl.gz
+    gzip -9 -n -c "$run/log.jsonl" >"$log"
+    {
+        printf '{"task": "%s", "preset": "%s", "attention": "%s", ' "$task" "$SET/$task" "$kind"
+        printf '"block": %s, "query": "%s", ' "$(number block <"$run/config.json")" \
+            "$(word query <"$run/config.json")"
+        printf '"seed": %s, "steps": %s, "batch": %s, "args": "%s", ' "$SEED" \
+            "$(number steps <"$run/config.json")" "$(number batch <"$run/config.json")" "${ARGS:-}"
+        printf '"commit": "%s", "device": "%s", "date": "%s", "seconds": %s, "weights": "best", ' \
+            "$commit" "$HT_DEVICE" "$(date -u +%Y-%m-%d)" "$seconds"
+        printf '"valid_items": %s, "valid_accuracy": %s, "valid_error": %s, ' \
+            "$(echo "$on_valid" | number targets)" "$(echo "$on_valid" | number accuracy)" \
+            "$(echo "$on_valid" | number accuracy_error)"
+        printf '"test_items": %s, "test_accuracy": %s, "test_error": %s%s, "log": "%s"}\n' \
+            "$(echo "$on_test" | number targets)" "$(echo "$on_test" | number accuracy)" \
+            "$(echo "$on_test" | number accuracy_error)" "$fresh" "$log"
+    } >>"$RESULTS"
+    tail -n 1 "$RESULTS"
+    touch "$run/done"
+}
+
+mkdir -p "$DATA"
+if [ $# -eq 0 ]; then # all that there is data for
+    set -- listops ${IMDB:+text} ${AAN:+retrieval} ${CIFAR10:+image} pathfinder pathx
+fi
+for task in "$@"; do
+    data_of "$task"
+    [ "$task" != listops ] || "$HT" data ladder ${ITEMS:+--items "$ITEMS"}
+    for kind in $KINDS; do one "$task" "$kind"; done
+done
+"$HT" results "$RESULTS"

@@ -1,0 +1,48 @@
+#!/bin/sh
+# scripts/lra.sh with few items and small models: data is made or imported once, every run leaves a
+# line and its log, the table has them all; a second call does nothing again.
+# lra.sh PROGRAM ROOT
+set -eu
+HT=$1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+export HT DATA="$folder/data" RUNS="$folder/runs" RESULTS="$folder/results/lra.jsonl"
+export HT_DEVICE=cpu STEPS=2 BATCH=2 ITEMS=80 FRESH=6 TEST_ITEMS=4
+export ARGS="--layers 1 --width 16 --heads 2 --inner 16 --hidden 16 --head_hidden 8 --eval_items 4"
+
+fail() {
+    echo "lra.sh: $*"
+    exit 1
+}
+
+# two reviews of each kind, as a set that was imported before
+mkdir "$folder/imdb"
+printf '0\tbad\n1\tgood\n0\tworse\n1\tbetter\n' >"$folder/imdb/imdb-train.tsv"
+cp "$folder/imdb/imdb-train.tsv" "$folder/imdb/imdb-test.tsv"
+for _ in 1 2 3 4; do cat "$folder/imdb/imdb-test.tsv" >>"$folder/imdb/imdb-train.tsv"; done
+export IMDB="$folder/imdb"
+
+"$2/scripts/lra.sh" listops pathfinder text >"$folder/out" 2>&1 || {
+    cat "$folder/out"
+    fail "the first call failed"
+}
+[ "$(wc -l <"$RESULTS")" -eq 6 ] || fail "there should be 6 lines: $(cat "$RESULTS")"
+for key in task preset attention block query seed steps batch commit device seconds valid_items \
+    valid_accuracy valid_error test_items test_accuracy test_error log; do
+    [ "$(grep -c "\"$key\": *[^,}]" "$RESULTS")" -eq 6 ] || fail "a line has no $key"
+done
+[ "$(grep -c fresh_accuracy "$RESULTS")" -eq 4 ] || fail "fresh items are for what is made"
+[ "$(find "$folder/results/logs" -name '*.jsonl.gz' | wc -l)" -eq 6 ] || fail "logs are missing"
+grep -q "own digits" "$folder/out" || fail "there is no ladder"
+grep -q "lra/text .* local" "$folder/out" || fail "the table has no local text"
+
+before=$(ls -l "$DATA/pathfinder-80")
+STEPS=2 KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
+    cat "$folder/out"
+    fail "the second call failed"
+}
+[ "$(ls -l "$DATA/pathfinder-80")" = "$before" ] || fail "the set was made again"
+[ "$(wc -l <"$RESULTS")" -eq 6 ] || fail "a run was made again"
+if "$2/scripts/lra.sh" chess >"$folder/out" 2>&1; then fail "chess is no task"; fi
+grep -q "there is no task 'chess'" "$folder/out" || fail "it does not say which task there is not"
+echo passed
