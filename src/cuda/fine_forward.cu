@@ -416,7 +416,8 @@ static size_t carve(fine_args *f, void *base, int dim) {
 }
 
 int hti_fine_plans(const ht_attention_desc *d) {
-    return hti_hier_fits(d) && d->kind == HT_HIERARCHICAL && d->query == HT_QUERY_FINE;
+    return hti_hier_fits(d) && d->kind == HT_HIERARCHICAL && d->query == HT_QUERY_FINE &&
+           d->head_dim >= 16;
 }
 
 size_t hti_fine_scratch(const ht_attention_desc *d) {
@@ -428,7 +429,7 @@ size_t hti_fine_scratch(const ht_attention_desc *d) {
 
 int hti_fine_takes(const hti_cuda_backend *backend, const hti_attention_call *c) {
     return hti_fine_plans(c->desc) && hti_aligned(c->q) && hti_aligned(c->k) && hti_aligned(c->v) &&
-           hti_aligned(c->out) && backend->shared_bytes >= 220 * 1024 && c->sequences <= 65535;
+           hti_aligned(c->out) && hti_grid_fits(backend, c);
 }
 
 template <int D> static ht_status run_forward(ht_context *ctx, fine_args &f) {

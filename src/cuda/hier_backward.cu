@@ -1,6 +1,6 @@
 /*
- * Tuned backward of the hierarchical attention: bf16, block 16, head_dim = value_dim = 16, 32
- * or 64.
+ * Tuned backward of the hierarchical attention: bf16, block 16, head_dim = value_dim = 4, 8, 16,
+ * 32 or 64.
  *
  * 1. restrict  reads dout and out once: h of each row, and the tower of G (dout weighted by exp(m -
  * lse)), m, h. The towers of q, k and v come from forward, in saved.
@@ -61,8 +61,8 @@ template <int D> __global__ void __launch_bounds__(256, 2) hier_restrict(hti_hie
             from[j] = x > HTI_NEG_INF ? x * LOG2E : POS_INF;
             d[j] = o[j] = make_uint4(0, 0, 0, 0);
             if (from[j] == POS_INF) continue;
-            d[j] = *(const uint4 *)(dz + (row + j) * a.dout.row_stride + 8 * ch);
-            o[j] = *(const uint4 *)(z + (row + j) * a.out.row_stride + 8 * ch);
+            d[j] = fetch_chunk<D>(dz + (row + j) * a.dout.row_stride, ch, a.dim);
+            o[j] = fetch_chunk<D>(z + (row + j) * a.out.row_stride, ch, a.dim);
         }
 #pragma unroll
         for (int j = 0; j < 8; j++) m = fminf(m, from[j]);
@@ -208,24 +208,22 @@ static __device__ __forceinline__ void load_numbers(shared_rows<D> &sh, const ht
 /* One chunk of a row of q, k, v and G; a row that takes no part is zero. */
 template <int D>
 static __device__ __forceinline__ void load_level0(level_rows<D, ROWS0> &l, const place &p,
-                                                   const sources &s, const float *m) {
+                                                   const sources &s, const float *m, int dim) {
     constexpr int CH = D / 8, STEP = THREADS / CH;
     constexpr uint32_t ACROSS = sizeof l.q;
     int ch = threadIdx.x % CH, row = threadIdx.x / CH, r = p.first - NEAR + row;
     uint32_t to = shared_address(l.q + rows<D>::at(row, ch));
-    const bf16 *q = s.q.data + (int64_t)r * s.q.stride + 8 * ch,
-               *k = s.k.data + (int64_t)r * s.k.stride + 8 * ch;
-    const bf16 *v = s.v.data + (int64_t)r * s.v.stride + 8 * ch,
-               *g = s.g.data + (int64_t)r * s.g.stride + 8 * ch;
+    const bf16 *q = s.q.data + (int64_t)r * s.q.stride, *k = s.k.data + (int64_t)r * s.k.stride;
+    const bf16 *v = s.v.data + (int64_t)r * s.v.stride, *g = s.g.data + (int64_t)r * s.g.stride;
     for (; row < ROWS0; row += STEP, r += STEP, to += STEP * 2 * D) {
         int inside = r >= 0 && r < p.rows;
         int key = inside && (!s.k.mask || s.k.mask[r]),
             query = inside && (!s.q.mask || s.q.mask[r]);
         int live = m[EDGE + row] < POS_INF;
-        copy_async_if(to, query ? q : s.q.data, query);
-        copy_async_if(to + ACROSS, key ? k : s.k.data, key);
-        copy_async_if(to + 2 * ACROSS, key ? v : s.v.data, key);
-        copy_async_if(to + 3 * ACROSS, live ? g : s.g.data, live);
+        copy_chunk<D>(to, q, s.q.data, query, ch, dim);
+        copy_chunk<D>(to + ACROSS, k, s.k.data, key, ch, dim);
+        copy_chunk<D>(to + 2 * ACROSS, v, s.v.data, key, ch, dim);
+        copy_chunk<D>(to + 3 * ACROSS, g, s.g.data, live, ch, dim);
         q += STEP * s.q.stride, k += STEP * s.k.stride, v += STEP * s.v.stride,
             g += STEP * s.g.stride;
     }
@@ -311,7 +309,8 @@ static __device__ __forceinline__ void join4(shared_rows<D> &sh, const hti_hier_
 /* The far ends of level 2 come from memory; m must be there. */
 template <int D>
 static __device__ __forceinline__ void build_far(shared_rows<D> &sh, const hti_hier_args &a,
-                                                 const place &p, const sources &s, int plain) {
+                                                 const place &p, const sources &s, int plain,
+                                                 int dim) {
     constexpr int CH = D / 8, ROWS = EDGE / 4;
     for (int i = threadIdx.x; i < 8 * ROWS * CH; i += THREADS) {
         int ch = i % CH, row = i / CH % ROWS, side = i / (CH * ROWS) & 1,
@@ -327,14 +326,15 @@ static __device__ __forceinline__ void build_far(shared_rows<D> &sh, const hti_h
                          : which == 2 ? s.v.stride
                                       : s.g.stride;
         const uint8_t *mask = which == 0 ? s.q.mask : s.k.mask;
-        const bf16 *from = data + r * stride + 8 * ch;
+        const bf16 *from = data + r * stride;
         uint4 y[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int inside = r + j >= 0 && r + j < p.rows;
             int live =
                 which == 3 ? sh.n0.m[4 * row + j] < POS_INF : inside && (!mask || mask[r + j]);
-            y[j] = live ? *(const uint4 *)(from + j * stride) : make_uint4(0, 0, 0, 0);
+            y[j] = make_uint4(0, 0, 0, 0);
+            if (live) y[j] = fetch_chunk<D>(from + j * stride, ch, dim);
         }
         join4(sh, a, y, which, row, ch, plain);
     }
@@ -528,7 +528,7 @@ static __device__ __forceinline__ void store_sums(const sums<D> &s, const hti_hi
         uint32_t y[D / 8];
 #pragma unroll
         for (int i = 0; i < D / 8; i++) y[i] = live ? pack2(s.x[i][2 * h], s.x[i][2 * h + 1]) : 0;
-        store_row<D>(x + 8 * h * stride, y, t, first + 8 * h + g < p.rows);
+        store_row<D>(x + 8 * h * stride, y, t, first + 8 * h + g < p.rows, BASE ? a.dim : D);
     }
 }
 
@@ -610,8 +610,8 @@ __global__ void __launch_bounds__(THREADS, 1) hier_grad_stage(hti_hier_args a) {
     sources s = sources_of<BASE>(a, p, head, D);
     load_numbers(sh, a, p, s, PLAIN);
     __syncthreads();
-    load_level0(sh.l0, p, s, sh.n0.m);
-    build_far(sh, a, p, s, PLAIN);
+    load_level0(sh.l0, p, s, sh.n0.m, BASE ? a.dim : D);
+    build_far(sh, a, p, s, PLAIN, BASE ? a.dim : D);
     copy_async_wait();
     __syncthreads();
     build_level1(sh, a, PLAIN); /* always: takes_parent reads its counts */
@@ -647,12 +647,13 @@ static size_t carve_scratch(hti_hier_args *a, void *base, int dim, int packed) {
 size_t hti_hier_backward_scratch(const ht_attention_desc *d) {
     hti_hier_args a;
     hti_hier_most(&a, d);
-    return carve_scratch(&a, nullptr, (int)d->head_dim, 1);
+    return carve_scratch(&a, nullptr, hti_hier_width(d), 1);
 }
 
 int hti_hier_takes_backward(const hti_attention_call *c) {
-    return c->desc->q_heads == c->desc->kv_heads && c->desc->head_dim <= 64 &&
-           hti_aligned(c->dout) && hti_aligned(c->dq) && hti_aligned(c->dk) && hti_aligned(c->dv);
+    int64_t dim = c->desc->head_dim;
+    return c->desc->q_heads == c->desc->kv_heads && dim <= 64 && hti_aligned(c->dout, dim) &&
+           hti_aligned(c->dq, dim) && hti_aligned(c->dk, dim) && hti_aligned(c->dv, dim);
 }
 
 template <int D, int PLAIN> static ht_status run_stage(ht_context *ctx, const hti_hier_args &a) {
@@ -685,7 +686,7 @@ template <int D> static ht_status run_backward(ht_context *ctx, hti_hier_args a)
 }
 
 ht_status hti_hier_backward(ht_context *ctx, const hti_attention_call *c) {
-    int dim = (int)c->desc->head_dim;
+    int dim = hti_hier_width(c->desc);
     hti_hier_args a;
     hti_hier_set(&a, c);
     hti_hier_carve_saved(&a, c->saved, dim, 1);

@@ -1,6 +1,6 @@
 /*
- * Tuned forward of the hierarchical attention: bf16, block 16, head_dim = value_dim = 16, 32, 64 or
- * 128.
+ * Tuned forward of the hierarchical attention: bf16, block 16, head_dim = value_dim = 4, 8, 16, 32,
+ * 64 or 128.
  *
  * 1. coarsen   reads q, k, v once and writes the tower: level 3 (an eighth of the rows), 6, 9, ...
  * 2. stage s   for s = top ... 0: a thread block takes 128 rows of level 3s of one head. Levels 3s,
@@ -40,12 +40,12 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_coarsen(hti_hier
         int r3 = i / CH, ch = i % CH, n = 8;
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         int row = p.first + 8 * r3;
-        const bf16 *at = src + (int64_t)row * t.row_stride + 8 * ch;
+        const bf16 *at = src + (int64_t)row * t.row_stride;
         if (!mask && row + 8 <= p.length) {
             uint4 x[8];
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                if (j == 0 || !pick) x[j] = *(const uint4 *)(at + j * t.row_stride);
+                if (j == 0 || !pick) x[j] = fetch_chunk<D>(at + j * t.row_stride, ch, a.dim);
             if (!pick) { /* fours as a stage adds them, then in float */
                 x[0] = add8(add8(x[0], x[1]), add8(x[2], x[3]));
                 add_chunk(sum, add8(add8(x[4], x[5]), add8(x[6], x[7])));
@@ -55,7 +55,8 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_coarsen(hti_hier
             n = 0;
             for (int j = 0; j < 8; j++) {
                 int there = row + j < p.length && (!mask || mask[row + j]);
-                if (there && !(pick && n)) add_row(sum, at + j * t.row_stride);
+                if (there && !(pick && n))
+                    add_chunk(sum, fetch_chunk<D>(at + j * t.row_stride, ch, a.dim));
                 n += there;
             }
         }
@@ -231,15 +232,16 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1) hier_stage(hti_hier_
     source x = source_of<BASE>(a, p, a.fq, a.query_mask, a.nq, head);
     int inner = p.first >= HALO && p.first + CHUNK + HALO <= p.length >> (3 * a.stage);
     if (!PLAIN) inner = inner && !a.key_mask && !a.query_mask;
-    int plain = PLAIN || inner, row = 16 * warp + g;
+    int plain = PLAIN || inner, row = 16 * warp + g, dim = BASE ? a.dim : D;
     frag<D> q;
     float n[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         n[h] = plain ? 1 : count_of(a, p, x, p.first + row + 8 * h);
-        load_row<D>(q, h, (const bf16 *)(x.data + (row + 8 * h) * x.step), t, n[h] > 0, a.zero);
+        int there = n[h] > 0 && (D > 16 || 4 * t < dim);
+        load_row<D>(q, h, (const bf16 *)(x.data + (row + 8 * h) * x.step), t, there, a.zero);
     }
-    load_chunk<D, groups<MODE, BASE>::CAUSAL>(sh, p, k, v);
+    load_chunk<D, groups<MODE, BASE>::CAUSAL>(sh, p, k, v, dim);
     if (!plain) load_counts(sh, a, p, k);
     __syncthreads();
     if (p.first + 16 * warp >= p.rows) return;
@@ -303,7 +305,8 @@ void hti_hier_most(hti_hier_args *a, const ht_attention_desc *d) {
 }
 
 int hti_hier_fits(const ht_attention_desc *d) {
-    int dim = (int)d->head_dim, fits = dim == 16 || dim == 32 || dim == 64 || dim == 128;
+    int dim = (int)d->head_dim,
+        fits = dim == 4 || dim == 8 || dim == 16 || dim == 32 || dim == 64 || dim == 128;
     return d->kind != HT_FULL && d->dtype == HT_BF16 && d->block == 16 && fits &&
            d->value_dim == dim && !d->has_bias && d->rotary_theta == 0 && d->dropout == 0 &&
            d->scale > 0;
@@ -316,19 +319,26 @@ int hti_hier_plans(const ht_attention_desc *d) {
 size_t hti_hier_saved(const ht_attention_desc *d) {
     hti_hier_args a;
     hti_hier_most(&a, d);
-    return hti_hier_carve_saved(&a, nullptr, (int)d->head_dim, 1);
+    return hti_hier_carve_saved(&a, nullptr, hti_hier_width(d), 1);
 }
 
 size_t hti_hier_forward_scratch(const ht_attention_desc *d) {
     hti_hier_args a;
     hti_hier_most(&a, d);
-    return hti_hier_carve_saved(&a, nullptr, (int)d->head_dim, 0) +
-           carve_scratch(&a, nullptr, (int)d->head_dim, 1);
+    return hti_hier_carve_saved(&a, nullptr, hti_hier_width(d), 0) +
+           carve_scratch(&a, nullptr, hti_hier_width(d), 1);
+}
+
+/* The kernels' shared memory, and chunks of 128 rows in the grid's second dimension. */
+int hti_grid_fits(const hti_cuda_backend *backend, const hti_attention_call *c) {
+    int64_t rows = c->cu_seqlens ? c->rows : c->length;
+    return backend->shared_bytes >= 220 * 1024 && rows / 128 + c->sequences < 65535;
 }
 
 int hti_hier_takes(const hti_cuda_backend *backend, const hti_attention_call *c) {
-    return hti_hier_plans(c->desc) && hti_aligned(c->q) && hti_aligned(c->k) && hti_aligned(c->v) &&
-           hti_aligned(c->out) && backend->shared_bytes >= 220 * 1024 && c->sequences <= 65535;
+    int64_t dim = c->desc->head_dim;
+    return hti_hier_plans(c->desc) && hti_aligned(c->q, dim) && hti_aligned(c->k, dim) &&
+           hti_aligned(c->v, dim) && hti_aligned(c->out, dim) && hti_grid_fits(backend, c);
 }
 
 template <int D, int PLAIN, int MODE>
@@ -343,8 +353,8 @@ static ht_status run_stage(ht_context *ctx, const hti_hier_args &a) {
 }
 
 static hti_flat flat_of(const ht_tensor &t) {
-    return {(char *)t.data, (uint32_t)(t.batch_stride / 8), (uint32_t)(t.row_stride / 8),
-            (uint32_t)(t.head_stride / 8)};
+    return {(char *)t.data, (uint32_t)(t.batch_stride / 4), (uint32_t)(t.row_stride / 4),
+            (uint32_t)(t.head_stride / 4)};
 }
 
 /* Tensors of a forward launch: the caller's, or towers. */
@@ -356,7 +366,7 @@ static void set_flats(hti_hier_args *a, int dim) {
         a->flse = a->saved, a->flse_head = a->rows;
         return;
     }
-    uint32_t row = dim / 8, batch = (uint32_t)hti_clusters(a->length, 3 * s) * row,
+    uint32_t row = dim / 4, batch = (uint32_t)hti_clusters(a->length, 3 * s) * row,
              head = (uint32_t)a->tower[s] * row;
     a->fq = {(char *)a->tq[s], batch, row, head}, a->fk = {(char *)a->tk[s], batch, row, head};
     a->fv = {(char *)a->tv[s], batch, row, head}, a->fz = {(char *)a->tz[s], batch, row, head};
@@ -411,6 +421,7 @@ void hti_hier_set(hti_hier_args *a, const hti_attention_call *c) {
     a->q_heads = (int)d->q_heads, a->kv_heads = (int)d->kv_heads,
     a->group = a->q_heads / a->kv_heads;
     a->local = d->kind == HT_LOCAL;
+    a->dim = (int)d->head_dim;
     a->query = a->local ? HT_QUERY_MEAN : d->query, a->causal = d->causal;
     a->stages = stages_of(c->length, a->local);
     a->scale = (float)(d->scale * 1.4426950408889634);
@@ -420,7 +431,7 @@ void hti_hier_set(hti_hier_args *a, const hti_attention_call *c) {
 }
 
 ht_status hti_hier_forward(ht_context *ctx, const hti_attention_call *c) {
-    int dim = (int)c->desc->head_dim;
+    int dim = hti_hier_width(c->desc);
     hti_hier_args a;
     hti_hier_set(&a, c);
     char *rest = (char *)c->scratch;

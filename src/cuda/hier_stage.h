@@ -31,14 +31,14 @@ static __device__ __forceinline__ uint32_t packed_at(const hti_hier_args &a, con
 static __device__ __forceinline__ char *chunk_of(const hti_hier_args &a, const place &p,
                                                  const hti_flat &t, int head, int row) {
     uint32_t at = a.cu ? packed_at(a, p) * t.row : p.sequence * t.batch;
-    return t.data + (uint64_t)(at + head * t.head + row * t.row) * 16;
+    return t.data + (uint64_t)(at + head * t.head + row * t.row) * 8;
 }
 
 template <int BASE>
 static __device__ __forceinline__ source source_of(const hti_hier_args &a, const place &p,
                                                    const hti_flat &t, const uint8_t *mask,
                                                    float *const *n, int head) {
-    source s = {chunk_of(a, p, t, head, p.first), 16 * t.row, nullptr, nullptr};
+    source s = {chunk_of(a, p, t, head, p.first), 8 * t.row, nullptr, nullptr};
     if (!mask) return s;
     if (BASE)
         s.mask = mask + p.start;
@@ -67,20 +67,24 @@ struct quad {
     uint4 x[4];
 };
 
+template <int D>
 static __device__ __forceinline__ void load_quad(quad &q, const char *from, uint32_t at,
-                                                 uint32_t step) {
+                                                 uint32_t step, int ch, int dim) {
 #pragma unroll
-    for (int m = 0; m < 4; m++) q.x[m] = __ldg((const uint4 *)(from + (at + m * step)));
+    for (int m = 0; m < 4; m++)
+        q.x[m] = fetch_chunk<D>((const bf16 *)(from + (at + m * step)), ch, dim);
 }
 
 /* The same at the edges of a sequence and with masks; r: row of the sequence. */
+template <int D>
 static __device__ __forceinline__ void load_quad_if(quad &q, const char *from, uint32_t at,
-                                                    uint32_t step, const uint8_t *mask, int r,
-                                                    int rows) {
+                                                    uint32_t step, int ch, int dim,
+                                                    const uint8_t *mask, int r, int rows) {
 #pragma unroll
     for (int m = 0; m < 4; m++) {
         int there = r + m >= 0 && r + m < rows && (!mask || mask[r + m]);
-        q.x[m] = there ? __ldg((const uint4 *)(from + (at + m * step))) : make_uint4(0, 0, 0, 0);
+        q.x[m] = make_uint4(0, 0, 0, 0);
+        if (there) q.x[m] = fetch_chunk<D>((const bf16 *)(from + (at + m * step)), ch, dim);
     }
 }
 
@@ -130,14 +134,14 @@ static __device__ __forceinline__ void store_quads(const quad q[2], const quad_p
 /* Every thread takes one chunk of 16 bytes of each STEP-th group of 4 rows, of k and of v. */
 template <int D, int CAUSAL>
 static __device__ __forceinline__ void load_chunk(shared_rows<D> &s, const place &p,
-                                                  const source &k, const source &v) {
+                                                  const source &k, const source &v, int dim) {
     constexpr int CH = D / 8, STEP = THREADS / CH, GROUPS = (CHUNK + (CAUSAL ? 1 : 2) * HALO) / 4;
     constexpr int PASSES = (GROUPS + STEP - 1) / STEP, BATCH = PASSES < 2 ? PASSES : 2;
     int ch = threadIdx.x % CH, group = threadIdx.x / CH, r = p.first - HALO + 4 * group;
     uint32_t step_k = k.step, step_v = v.step;
     const char *from_k = k.data - (uint64_t)(HALO * step_k),
                *from_v = v.data - (uint64_t)(HALO * step_v);
-    uint32_t at_k = 4 * group * step_k + 16 * ch, at_v = 4 * group * step_v + 16 * ch;
+    uint32_t at_k = 4 * group * step_k, at_v = 4 * group * step_v;
     int inside = p.first >= HALO && p.first + CHUNK + (CAUSAL ? 0 : HALO) <= p.rows && !k.mask;
     quad_places to = find_quad<D>(shared_address(s.k), group, ch);
 #pragma unroll
@@ -148,13 +152,13 @@ static __device__ __forceinline__ void load_chunk(shared_rows<D> &s, const place
             int at = (pass + i) * STEP;
             if (GROUPS % STEP != 0 && group + at >= GROUPS) continue;
             if (inside) {
-                load_quad(q[i][0], from_k, at_k + 4 * at * step_k, step_k);
-                load_quad(q[i][1], from_v, at_v + 4 * at * step_v, step_v);
+                load_quad<D>(q[i][0], from_k, at_k + 4 * at * step_k, step_k, ch, dim);
+                load_quad<D>(q[i][1], from_v, at_v + 4 * at * step_v, step_v, ch, dim);
             } else {
-                load_quad_if(q[i][0], from_k, at_k + 4 * at * step_k, step_k, k.mask, r + 4 * at,
-                             p.rows);
-                load_quad_if(q[i][1], from_v, at_v + 4 * at * step_v, step_v, v.mask, r + 4 * at,
-                             p.rows);
+                load_quad_if<D>(q[i][0], from_k, at_k + 4 * at * step_k, step_k, ch, dim, k.mask,
+                                r + 4 * at, p.rows);
+                load_quad_if<D>(q[i][1], from_v, at_v + 4 * at * step_v, step_v, ch, dim, v.mask,
+                                r + 4 * at, p.rows);
             }
         }
 #pragma unroll
@@ -375,7 +379,7 @@ static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_h
                                                   const place &p, const float n[2], int first,
                                                   int head, int lane) {
     int g = lane >> 2, t = lane & 3;
-    char *out = chunk_of(a, p, a.fz, head, first) + g * (16 * a.fz.row);
+    char *out = chunk_of(a, p, a.fz, head, first) + g * (8 * a.fz.row);
     int64_t at = a.cu ? packed_at(a, p) : (int64_t)p.sequence * p.rows;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -384,7 +388,7 @@ static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_h
         uint32_t x[D / 8];
 #pragma unroll
         for (int i = 0; i < D / 8; i++) x[i] = pack2(s.o[i][2 * h] * inv, s.o[i][2 * h + 1] * inv);
-        store_row<D>((bf16 *)(out + 8 * h * (16 * a.fz.row)), x, t, r < p.rows);
+        store_row<D>((bf16 *)(out + 8 * h * (8 * a.fz.row)), x, t, r < p.rows, BASE ? a.dim : D);
         if (r >= p.rows || t != 0) continue;
         float lse = live ? s.m[h] + __log2f(s.l[h]) : HTI_NEG_INF;
         if (BASE) lse *= 0.69314718055994531f;
