@@ -14,6 +14,8 @@
 #   ITEMS       made sets: items to train on, an eighth each for validation and test
 #   FRESH       20000: ListOps, Pathfinder: items made anew for one more test; 0: none
 #   TEST_ITEMS  to try things out: no more than about so many items of valid and test
+#   LIMIT       seconds of training; a run that needs more is saved, and goes on in the next call
+#   COMMIT      what is written as the commit where there is no git
 #   DATA, RUNS, RESULTS   data/lra, runs/lra, results/lra.jsonl
 #   HT          the program, build/htransformer
 set -eu
@@ -145,9 +147,18 @@ one() {
     fi
     echo "== $SET/$task, $kind attention, seed $SEED, on $HT_DEVICE"
     begin=$(date +%s)
-    "$HT" train "$@"
+    if [ -n "${LIMIT:-}" ]; then
+        timeout -s TERM "$LIMIT" "$HT" train "$@" || [ $? -eq 124 ] # train saves and leaves
+    else
+        "$HT" train "$@"
+    fi
     seconds=$(($(date +%s) - begin + $(cat "$run/seconds" 2>/dev/null || echo 0)))
     echo "$seconds" >"$run/seconds" # of a run that goes on later, too
+    last=$(sed -n 's/^{"step": *\([0-9]*\).*/\1/p' "$run/log.jsonl" | tail -n 1)
+    if [ "$last" -lt "$(number steps <"$run/config.json")" ]; then
+        echo "== $run was stopped at step $last; the same command goes on with it"
+        return
+    fi
 
     # weights with the best validation; the test set is looked at once
     if [ -n "$valid" ]; then on_valid=$(evaluate "$run" --data "$valid")
@@ -162,8 +173,8 @@ one() {
                 "$(echo "$on_fresh" | number accuracy_error)")
         fi ;;
     esac
-    commit=$(git rev-parse --short=10 HEAD 2>/dev/null || echo unknown)
-    git diff --quiet HEAD 2>/dev/null || commit=$commit+
+    commit=$(git rev-parse --short=10 HEAD 2>/dev/null || echo "${COMMIT:-unknown}")
+    if git rev-parse HEAD >/dev/null 2>&1; then git diff --quiet HEAD || commit=$commit+; fi
     log=$(dirname "$RESULTS")/logs/$(basename "$run").jsonl.gz
     gzip -9 -n -c "$run/log.jsonl" >"$log"
     {
@@ -194,4 +205,4 @@ for task in "$@"; do
     [ "$task" != listops ] || "$HT" data ladder ${ITEMS:+--items "$ITEMS"}
     for kind in $KINDS; do one "$task" "$kind"; done
 done
-"$HT" results "$RESULTS"
+[ ! -f "$RESULTS" ] || "$HT" results "$RESULTS"
