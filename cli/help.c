@@ -60,7 +60,9 @@ static void help_usage(FILE *out, const cli_command *command) {
     char line[512];
     int n = snprintf(line, sizeof line, "usage: htransformer %s", command->name);
     bool more = false;
-    if (command->word) n += snprintf(line + n, sizeof line - (size_t)n, " %s", command->word);
+    if (command->word)
+        n += snprintf(line + n, sizeof line - (size_t)n, command->word_optional ? " [%s]" : " %s",
+                      command->word);
     for (const cli_option *o = command->options; o->name; o++) {
         char words[128];
         if (!o->required) {

@@ -215,7 +215,8 @@ bool cli_parse(void *values, const cli_command *command, int argc, char **argv, 
         if (!parse_word(values, command, &i, argc, argv, error)) return false;
     }
     if (!parse_fallbacks(values, command->options, true, error)) return false;
-    if (command->word && !*(const char **)(void *)((char *)values + command->word_offset))
+    if (command->word && !command->word_optional &&
+        !*(const char **)(void *)((char *)values + command->word_offset))
         return cli_fail(error, "%s is missing", command->word);
     for (const cli_option *o = command->options; o->name; o++)
         if (o->required && !*(const char **)((char *)values + o->offset))

@@ -45,9 +45,10 @@ typedef struct cli_command {
     const char *summary;
     const char *about; /* shown under the options; paragraphs end in '\n' */
     const cli_option *options;
-    const char *word;    /* one word without dashes, as help calls it: "RUN"; NULL: none */
-    size_t word_offset;  /* of its const char * field */
-    size_t values_bytes; /* of the struct that offset points into */
+    const char *word; /* one word without dashes, as help calls it: "RUN"; NULL: none */
+    int word_optional;
+    size_t word_offset;             /* of its const char * field */
+    size_t values_bytes;            /* of the struct that offset points into */
     int (*run)(const void *values); /* returns the exit code */
 } cli_command;
 

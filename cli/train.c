@@ -309,9 +309,8 @@ const cli_command cli_train = {
              "are without a "
              "preset; config.json in the run folder has them all. Presets: small, small-listops, "
              "small-text run on a CPU in minutes; listops, text, retrieval, "
-             "image, pathfinder, path-x have the sizes of the Long Range Arena; lm-53m, lm-144m "
-             "those of the "
-             "paper's language models.\n"
+             "image, pathfinder, path-x have the sizes of the Long Range Arena; lm/tiny, lm/small, "
+             "lm/53m, lm/144m are language models.\n"
              "Ctrl-C and SIGTERM save a checkpoint and leave; --resume goes on from it.\n",
     .options = options,
     .values_bytes = sizeof(train_values),

@@ -275,3 +275,55 @@ ht_status ht_trainer_predict(ht_trainer *t, const ht_batch *batch, float *out) {
     TRY(hti_net_logits(&t->net));
     return read_logits(t, out, t->net.batch_items * t->model->config.classes);
 }
+
+/* ---- logits of a language model ---- */
+
+/* Rows [from, from + n) of normed through the output, as double. */
+static ht_status logits_rows(ht_trainer *t, double *out, void *room, int64_t from, int64_t n) {
+    const ht_model *m = t->model;
+    const ht_config *c = &m->config;
+    hti_linear_call a = {
+        .dtype = m->dtype,
+        .rows = n,
+        .in = c->width,
+        .out = c->vocab,
+        .x = (const char *)t->net.normed + (size_t)(from * c->width) * hti_bytes(m->dtype),
+        .w = hti_weight(m, c->tied ? m->params.model.embed : m->params.model.output),
+        .y = room};
+    TRY(t->ctx->ops->linear_forward(t->ctx, &a));
+    if (m->dtype != HT_BF16) return hti_tensor_read(t->ctx, out, room, m->dtype, 0, n * c->vocab);
+    for (int64_t i = 0; i < n * c->vocab; i++) {
+        uint16_t half;
+        TRY(t->ctx->ops->copy_out(t->ctx, &half, (uint16_t *)room + i, sizeof half));
+        uint32_t bits = (uint32_t)half << 16;
+        float x;
+        memcpy(&x, &bits, sizeof x);
+        out[i] = x;
+    }
+    return HT_OK;
+}
+
+ht_status ht_trainer_logits(ht_trainer *t, const ht_batch *batch, double *out) {
+    enum { ROWS = 16 };
+    const hti_net *n = &t->net;
+    int64_t vocab = t->model->config.vocab;
+    void *room;
+    CHECK(t->ctx, out, HT_INVALID, "ht_trainer_logits: out is NULL");
+    CHECK(
+        t->ctx, t->config.task == HT_TASK_LANGUAGE, HT_INVALID,
+        "ht_trainer_logits is for language models; ht_trainer_predict gives those of classifiers");
+    TRY(hti_net_load(&t->net, batch));
+    TRY(send(t, 1, 0));
+    TRY(hti_net_forward(&t->net, 0));
+    TRY(t->ctx->ops->alloc(t->ctx, &room, (size_t)(ROWS * vocab) * hti_bytes(t->model->dtype)));
+    ht_status status = HT_OK;
+    for (int64_t i = 0; i < batch->sequences && status == HT_OK; i++) {
+        for (int64_t k = 0; k < n->count_host[i] && status == HT_OK; k += ROWS) {
+            int64_t rows = n->count_host[i] - k < ROWS ? n->count_host[i] - k : ROWS;
+            status = logits_rows(t, out, room, n->start_host[i] + k, rows);
+            out += rows * vocab;
+        }
+    }
+    t->ctx->ops->release(t->ctx, room);
+    return status;
+}
