@@ -314,6 +314,9 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(REAL, norm_epsilon, 1e-6, 0, 1, "added to the variance in layer norms")                      \
     X(REAL, embed_std, 0, 0, 100, "deviation of the first embeddings; 0: 1, language 0.02")        \
     X(CHOICE, dtype, 0, 0, 2, "f32 (default), bf16 or f64")                                        \
+    X(CHOICE, documents, 0, 0, 4,                                                                  \
+      "of a text: file (default), lines, articles (<doc>), wikitext or fasta")                     \
+    X(INT, across, 0, 0, 1, "of a text: windows see across the ends of documents")                 \
     X(INT, steps, 1000, 0, 1000000000, "updates of the weights")                                   \
     X(INT, batch, 32, 1, 1048576, "texts (pairs, windows) per micro-batch")                        \
     X(INT, accumulate, 1, 1, 65536, "micro-batches per update")                                    \
@@ -355,6 +358,13 @@ typedef struct ht_config {
 
 enum { HT_TASK_CLASSIFY, HT_TASK_PAIRS, HT_TASK_LANGUAGE };
 enum { HT_FORMAT_LISTOPS, HT_FORMAT_TSV, HT_FORMAT_TEXT };
+enum {
+    HT_DOCUMENTS_FILE,
+    HT_DOCUMENTS_LINES,
+    HT_DOCUMENTS_ARTICLES,
+    HT_DOCUMENTS_WIKITEXT,
+    HT_DOCUMENTS_FASTA
+};
 enum { HT_POOL_CLS, HT_POOL_FIRST, HT_POOL_MEAN, HT_POOL_MEAN_ALL };
 enum { HT_ROTARY_NONE, HT_ROTARY_LEVEL0, HT_ROTARY_ALL };
 enum { HT_SCHEDULE_CONSTANT, HT_SCHEDULE_RSQRT, HT_SCHEDULE_COSINE, HT_SCHEDULE_LINEAR };
@@ -377,6 +387,23 @@ HT_API ht_status ht_config_write_json(ht_context *ctx, const ht_config *config, 
                                       size_t bytes, size_t *length);
 HT_API ht_status ht_config_check(ht_context *ctx,
                                  const ht_config *config); /* would a model take it? */
+
+/* ---- tokens of a text -------------------------------------------------------------------- */
+
+/* From bytes to token ids and back, exactly. Token 0 is the start (and the end) of a document. */
+typedef struct ht_tokenizer ht_tokenizer;
+
+/* path: a SentencePiece model file, NULL: bytes (byte + 1). UNSUPPORTED where the library was built
+ * without SentencePiece. */
+HT_API ht_status ht_tokenizer_open(ht_tokenizer **out, ht_context *ctx, const char *path);
+HT_API void ht_tokenizer_close(ht_tokenizer *tokenizer);
+HT_API int64_t ht_tokenizer_vocab(const ht_tokenizer *tokenizer); /* ids are 0 ... vocab - 1 */
+
+/* At most `room` tokens; *count: how many the text has. */
+HT_API ht_status ht_tokenizer_encode(const ht_tokenizer *tokenizer, const char *text, size_t bytes,
+                                     int32_t *tokens, int64_t room, int64_t *count);
+/* The bytes of one token, not ended by 0; those of a text are the bytes of its tokens. */
+HT_API const char *ht_tokenizer_piece(const ht_tokenizer *tokenizer, int32_t token, size_t *bytes);
 
 /* ---- data -------------------------------------------------------------------------------- */
 
@@ -406,24 +433,29 @@ typedef struct ht_data_desc {
                          expression */
     ht_part part;     /* tsv, text with holdout; listops made here */
     double holdout;   /* tsv, text: this share of the items is the valid part, the rest the train
-                         part;   0: the file is one part */
+                         part;   0: the file is one part. Of a text with enough documents whole
+                         ones are held out, else its end */
+    const ht_tokenizer *tokenizer; /* text: how it becomes tokens; must outlive data. NULL: bytes */
+    size_t memory; /* text: bytes of tokens kept in memory, the rest lies in a file in TMPDIR; 0: 1
+                      GiB */
 } ht_data_desc;
 #define HT_DATA_DESC_INIT \
     { .size = sizeof(ht_data_desc) }
 
 typedef struct ht_data_info {
     size_t size;
-    int64_t items;   /* texts, pairs or windows */
-    int64_t tokens;  /* of all items */
-    int64_t longest; /* tokens of the longest item before cutting */
-    int64_t cut;     /* items that were longer than length */
-    int64_t classes; /* 1 + the largest label seen */
-    double majority; /* share of the most frequent label */
+    int64_t items;     /* texts, pairs or windows */
+    int64_t tokens;    /* of all items */
+    int64_t longest;   /* tokens of the longest item before cutting; texts: document */
+    int64_t cut;       /* items that were longer than length */
+    int64_t classes;   /* 1 + the largest label seen */
+    double majority;   /* share of the most frequent label */
+    int64_t documents; /* texts: of this part (of both, if its windows are held out) */
 } ht_data_info;
 #define HT_DATA_INFO_INIT \
     { .size = sizeof(ht_data_info) }
 
-/* Reads everything into memory. A bad line is refused with its number. */
+/* Reads everything into memory (texts: see memory). A bad line is refused with its number. */
 HT_API ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *desc);
 HT_API void ht_data_close(ht_data *data);
 HT_API ht_status ht_data_get_info(const ht_data *data, ht_data_info *out);
@@ -440,23 +472,6 @@ HT_API ht_status ht_data_seek(ht_data *data, int64_t position);
  */
 HT_API ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text,
                                 size_t bytes, int32_t *tokens, int64_t room, int64_t *count);
-
-/* ---- tokens of a text -------------------------------------------------------------------- */
-
-/* From bytes to token ids and back, exactly. Token 0 is the start (and the end) of a document. */
-typedef struct ht_tokenizer ht_tokenizer;
-
-/* path: a SentencePiece model file, NULL: bytes (byte + 1). UNSUPPORTED where the library was built
- * without SentencePiece. */
-HT_API ht_status ht_tokenizer_open(ht_tokenizer **out, ht_context *ctx, const char *path);
-HT_API void ht_tokenizer_close(ht_tokenizer *tokenizer);
-HT_API int64_t ht_tokenizer_vocab(const ht_tokenizer *tokenizer); /* ids are 0 ... vocab - 1 */
-
-/* At most `room` tokens; *count: how many the text has. */
-HT_API ht_status ht_tokenizer_encode(const ht_tokenizer *tokenizer, const char *text, size_t bytes,
-                                     int32_t *tokens, int64_t room, int64_t *count);
-/* The bytes of one token, not ended by 0; those of a text are the bytes of its tokens. */
-HT_API const char *ht_tokenizer_piece(const ht_tokenizer *tokenizer, int32_t token, size_t *bytes);
 
 /* ---- models ------------------------------------------------------------------------------ */
 

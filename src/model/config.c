@@ -33,6 +33,7 @@ static const struct {
     {"format", {"listops", "tsv", "text"}},
     {"attention", {"hierarchical", "full", "local"}},
     {"query", {"auto", "mean", "first", "fine"}},
+    {"documents", {"file", "lines", "articles", "wikitext", "fasta"}},
     {"pool", {"cls", "first", "mean", "mean_all"}},
     {"rotary", {"none", "level0", "all"}},
     {"dtype", {"f32", "bf16", "f64"}},

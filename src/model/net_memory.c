@@ -247,12 +247,13 @@ ht_status hti_net_create(hti_net *n, ht_model *model, const ht_config *config, v
     *n = (hti_net){.model = model, .ctx = model->ctx, .backward = grads != NULL};
     merge(&n->config, &model->config, config);
     n->c = &n->config;
-    n->fixed = n->c->pad || n->ctx->ops->fixed_shapes;
+    n->fixed = n->c->pad || (n->ctx->ops->fixed_shapes && !hti_config_splits(n->c));
     n->first = n->c->task != HT_TASK_LANGUAGE && n->c->pool <= HT_POOL_FIRST;
     n->items = n->c->batch;
     n->max_length = hti_config_rows(n->c);
     n->max_sequences = hti_config_sequences(n->c);
     n->max_rows = n->max_sequences * n->max_length;
+    if (hti_config_splits(n->c) && !n->fixed) n->max_sequences = n->max_rows;
     ht_status status = create(n, grads);
     if (status != HT_OK) hti_net_destroy(n);
     return status;
