@@ -14,6 +14,7 @@ extern const cli_command cli_train;           /* train.c */
 extern const cli_command cli_eval;            /* eval.c */
 extern const cli_command cli_predict;         /* predict.c */
 extern const cli_command cli_generate;        /* generate.c */
+extern const cli_command cli_export;          /* export.c */
 extern const cli_command cli_bench_attention; /* bench_attention.c */
 extern const cli_command cli_bench_decode;    /* bench_decode.c */
 

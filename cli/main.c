@@ -11,8 +11,8 @@
 #define ABOUT "attention whose cost is linear in the length of the sequence"
 
 static const cli_command *const commands[] = {
-    &cli_train,           &cli_eval,         &cli_predict, &cli_generate, &cli_info, &cli_attend,
-    &cli_bench_attention, &cli_bench_decode, NULL,
+    &cli_train, &cli_eval,   &cli_predict,         &cli_generate,     &cli_export,
+    &cli_info,  &cli_attend, &cli_bench_attention, &cli_bench_decode, NULL,
 };
 
 /* A command's first word is `word`; for "bench" there are two of them. */

@@ -43,6 +43,21 @@ bool run_write_text(const char *path, const char *text, cli_error *error) {
     return good;
 }
 
+bool run_copy(const char *to, const char *from, cli_error *error) {
+    char chunk[1 << 14];
+    FILE *f = fopen(from, "rb");
+    save_file save = {0};
+    if (!f) return cli_fail(error, "%s could not be opened: %s", from, strerror(errno));
+    bool good = save_open(&save, to, error);
+    for (size_t n; good && (n = fread(chunk, 1, sizeof chunk, f)) > 0;)
+        good = save_write(&save, chunk, n, error);
+    if (good && ferror(f)) good = cli_fail(error, "%s could not be read", from);
+    good = good && save_finish(&save, error) && save_commit(&save, error);
+    save_discard(&save);
+    fclose(f);
+    return good;
+}
+
 /* The newest step-N.safetensors of a folder; false: there is none. */
 static bool newest(char *out, const char *folder) {
     DIR *d = opendir(folder);

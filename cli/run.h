@@ -34,6 +34,9 @@ void run_close(run_model *m);
 /* "folder/name" into out [4096]. */
 bool run_path(char *out, const char *folder, const char *name, cli_error *error);
 
+/* A file again under another name, whole or not at all. */
+bool run_copy(const char *to, const char *from, cli_error *error);
+
 /* A small text file, from malloc; NULL and a sentence if it cannot be read. */
 char *run_read_text(const char *path, cli_error *error);
 bool run_write_text(const char *path, const char *text, cli_error *error);

@@ -484,6 +484,8 @@ HT_API int64_t ht_model_parameters(const ht_model *model);                   /* 
 
 /* A safetensors file with the configuration in its metadata; whole or not there. */
 HT_API ht_status ht_model_save(const ht_model *model, const char *path);
+/* The same with numbers of another type: BF16 makes it half as large and rounds. */
+HT_API ht_status ht_model_export(const ht_model *model, const char *path, ht_dtype dtype);
 HT_API ht_status ht_model_load(ht_model **out, ht_context *ctx, const char *path);
 
 typedef struct ht_tensor_info {

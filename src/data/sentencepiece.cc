@@ -5,10 +5,7 @@
 
 #include <sentencepiece_processor.h>
 
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <new>
 #include <string>
 #include <vector>
 
@@ -18,15 +15,12 @@ static const SentencePieceProcessor *processor(const void *model) {
     return static_cast<const SentencePieceProcessor *>(model);
 }
 
-void *hti_spm_open(const char *path, char *why, size_t room) {
+void *hti_spm_open(const char *path) {
     try {
         auto *p = new SentencePieceProcessor;
-        auto status = p->Load(path);
-        if (status.ok()) return p;
-        std::snprintf(why, room, "%s", status.ToString().c_str());
+        if (p->Load(path).ok()) return p;
         delete p;
-    } catch (const std::exception &e) {
-        std::snprintf(why, room, "%s", e.what());
+    } catch (const std::exception &) {
     }
     return nullptr;
 }

@@ -14,8 +14,7 @@ extern "C" {
 
 typedef enum hti_spm_kind { HTI_SPM_TEXT, HTI_SPM_BYTE, HTI_SPM_NOTHING } hti_spm_kind;
 
-/* NULL: it could not be read, and why (at most `room` bytes with the final 0). */
-void *hti_spm_open(const char *path, char *why, size_t room);
+void *hti_spm_open(const char *path); /* NULL: it is no such model */
 void hti_spm_close(void *model);
 int hti_spm_count(const void *model);
 /* Piece `id` and what it stands for; a byte is written <0x41>. */

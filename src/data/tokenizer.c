@@ -6,6 +6,7 @@
  * not give back as it was (bytes that are no UTF-8, the mark itself, NUL, text that it normalises)
  * goes in as byte pieces. Token id = piece + 1: 0 stays the start of a document.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,9 +79,11 @@ static ht_status probe(const ht_tokenizer *t, const char *path) {
 }
 
 static ht_status load(ht_tokenizer *t, const char *path) {
-    char why[256] = "";
-    t->model = hti_spm_open(path, why, sizeof why);
-    CHECK(t->ctx, t->model, HT_FORMAT, "%s is no SentencePiece model: %s", path, why);
+    FILE *f = fopen(path, "rb");
+    CHECK(t->ctx, f, HT_IO, "%s could not be opened: %s", path, strerror(errno));
+    fclose(f);
+    t->model = hti_spm_open(path);
+    CHECK(t->ctx, t->model, HT_FORMAT, "%s is no SentencePiece model", path);
     int count = hti_spm_count(t->model);
     CHECK(t->ctx, count > 0 && count < 65535, HT_UNSUPPORTED,
           "%s has %d pieces; at most 65534 are supported", path, count);

@@ -249,13 +249,22 @@ static ht_status read_logits(ht_trainer *t, float *out, int64_t count) {
 
 /* Losses of a batch's tokens: rows of the sequences, without padding. */
 static ht_status read_losses(ht_trainer *t, float *out) {
+    enum { PART = 1024 };
     hti_net *n = &t->net;
-    for (int64_t i = 0, at = 0; i < n->rows.sequences; i++) {
-        for (int64_t k = 0; k < n->count_host[i]; k++) {
-            double x;
-            TRY(hti_tensor_read(t->ctx, &x, n->row_loss, t->model->dtype, n->start_host[i] + k, 1));
-            out[at++] = (float)x;
+    double part[PART];
+    int64_t first = 0, rows = 0; /* sequences that touch are read together */
+    for (int64_t i = 0; i <= n->rows.sequences; i++) {
+        int end = i == n->rows.sequences;
+        if (!end && n->start_host[i] == first + rows) {
+            rows += n->count_host[i];
+            continue;
         }
+        for (int64_t k = 0; k < rows; k += PART) {
+            int64_t count = rows - k < PART ? rows - k : PART;
+            TRY(hti_tensor_read(t->ctx, part, n->row_loss, t->model->dtype, first + k, count));
+            for (int64_t j = 0; j < count; j++) *out++ = (float)part[j];
+        }
+        if (!end) first = n->start_host[i], rows = n->count_host[i];
     }
     return HT_OK;
 }
