@@ -13,7 +13,11 @@ install(TARGETS htransformer_static EXPORT static
 if(TARGET htransformer)
   install(TARGETS htransformer RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
 endif()
+# the small language model that generate uses without a run
+install(FILES models/shakespeare.safetensors DESTINATION ${CMAKE_INSTALL_DATADIR}/htransformer
+  COMPONENT runtime OPTIONAL)
 install(FILES LICENSE README.md CHANGELOG.md docs/attention.md docs/training.md docs/formats.md
+  docs/lm.md
   DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
 
 # find_package(htransformer): targets htransformer::htransformer and htransformer::static

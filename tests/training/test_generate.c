@@ -179,14 +179,15 @@ static void check_decode(ht_context *ctx, const char *json, const truth *t, cons
     ht_model_destroy(model);
 }
 
-/* Calls `each` with every device that can run models. */
-static void on_devices(void (*each)(ht_context *)) {
+/* Calls `each` with every device that can run models; of the CPU's `all`, or the one it takes. */
+static void on_devices(void (*each)(ht_context *), int all) {
     for (int i = 0; i < ht_device_count(); i++) {
         ht_device_info info = HT_DEVICE_INFO_INIT;
         ht_context_desc desc = HT_CONTEXT_DESC_INIT;
         ht_context *ctx;
         assert_int_equal(ht_device_get(i, &info), HT_OK);
-        if (!info.available) continue;
+        if (!info.available || (!all && strncmp(info.name, "cpu", 3) == 0 && !info.chosen))
+            continue;
         desc.device = info.name;
         assert_int_equal(ht_context_create(&ctx, &desc), HT_OK);
         if (ctx->ops->model_check && ctx->ops->model_check(ctx, HT_F32) == HT_OK) each(ctx);
@@ -206,7 +207,7 @@ static void decode_is_full_pass(void **state) {
     for (int i = 0; i < MODELS; i++) {
         at_work = models[i];
         known = make_truth(models[i], text, 4096);
-        on_devices(decode_on);
+        on_devices(decode_on, i < 4);
         free(known.exact);
     }
 }
