@@ -251,26 +251,21 @@ static void to_float(float *out, const void *in, ht_dtype dtype, int64_t count) 
     }
 }
 
-/* Logits of rows x [count, width] into host memory [count, vocab]. */
-static ht_status logits_of(ht_generator *g, float *out, const void *x, int64_t count) {
+/* Logits of rows x [n, width], at most logit_rows, into logits_raw. */
+static ht_status logits_of(ht_generator *g, const void *x, int64_t n) {
     const ht_model *m = g->model;
     const ht_config *c = &m->config;
-    size_t e = hti_bytes(m->dtype);
-    for (int64_t at = 0; at < count; at += g->logit_rows) {
-        int64_t n = count - at < g->logit_rows ? count - at : g->logit_rows;
-        hti_linear_call a = {
-            .dtype = m->dtype,
-            .rows = n,
-            .in = c->width,
-            .out = c->vocab,
-            .x = (const char *)x + (size_t)(at * c->width) * e,
-            .w = hti_weight(m, c->tied ? m->params.model.embed : m->params.model.output),
-            .y = g->logits};
-        TRY(g->ctx->ops->linear_forward(g->ctx, &a));
-        TRY(g->ctx->ops->copy_out(g->ctx, g->logits_raw, g->logits, (size_t)(n * c->vocab) * e));
-        to_float(out + at * c->vocab, g->logits_raw, m->dtype, n * c->vocab);
-    }
-    return HT_OK;
+    hti_linear_call a = {
+        .dtype = m->dtype,
+        .rows = n,
+        .in = c->width,
+        .out = c->vocab,
+        .x = x,
+        .w = hti_weight(m, c->tied ? m->params.model.embed : m->params.model.output),
+        .y = g->logits};
+    TRY(g->ctx->ops->linear_forward(g->ctx, &a));
+    return g->ctx->ops->copy_out(g->ctx, g->logits_raw, g->logits,
+                                 (size_t)(n * c->vocab) * hti_bytes(m->dtype));
 }
 
 /* The picked rows of normed one after the other. */
@@ -358,26 +353,49 @@ static void remember(ht_generator *g, const feed *f) {
     }
 }
 
-/* What the pieces leave: logits of every row, or of the ends; the slots keep the latter. */
-static ht_status give_logits(ht_generator *g, const feed *f) {
+/* Logits of every row of the call, to where the caller wants them. */
+static ht_status give_every(ht_generator *g, const feed *f) {
     const ht_config *c = &g->model->config;
-    const void *x;
-    for (int64_t p = 0; p < f->pieces && f->every && f->logits; p++) {
+    size_t e = hti_bytes(g->model->dtype);
+    for (int64_t p = 0; p < f->pieces; p++) {
         int64_t b = g->piece_sequence[p], at = g->piece_starts[p], n = g->piece_starts[p + 1] - at;
-        size_t row = (size_t)c->width * hti_bytes(g->model->dtype);
-        TRY(logits_of(g, f->logits + (f->batch->cu_seqlens[b] + g->done[b] - n) * c->vocab,
-                      (const char *)g->normed + (size_t)at * row, n));
+        float *to = f->logits + (f->batch->cu_seqlens[b] + g->done[b] - n) * c->vocab;
+        for (int64_t i = 0; i < n; i += g->logit_rows) {
+            int64_t rows = n - i < g->logit_rows ? n - i : g->logit_rows;
+            TRY(logits_of(g, (const char *)g->normed + (size_t)((at + i) * c->width) * e, rows));
+            to_float(to + i * c->vocab, g->logits_raw, g->model->dtype, rows * c->vocab);
+        }
     }
-    if (f->ends == 0) return HT_OK;
+    return HT_OK;
+}
+
+/* The next piece from p on that finishes its sequence. */
+static int64_t next_end(const ht_generator *g, const feed *f, int64_t p) {
+    for (; p < f->pieces; p++) {
+        int64_t b = g->piece_sequence[p];
+        if (g->done[b] == f->batch->cu_seqlens[b + 1] - f->batch->cu_seqlens[b]) break;
+    }
+    return p;
+}
+
+/* Logits after each sequence that is complete: its slot keeps them. */
+static ht_status give_ends(ht_generator *g, const feed *f) {
+    const ht_config *c = &g->model->config;
+    size_t e = hti_bytes(g->model->dtype);
+    const void *x;
     TRY(pick(g, f->rows, f->ends, &x));
-    for (int64_t p = 0, i = 0; p < f->pieces; p++) {
-        int64_t b = g->piece_sequence[p], slot = g->piece_slots[p];
-        if (g->done[b] < f->batch->cu_seqlens[b + 1] - f->batch->cu_seqlens[b]) continue;
-        float *to = g->last_logits + slot * c->vocab;
-        size_t row = (size_t)c->width * hti_bytes(g->model->dtype);
-        TRY(logits_of(g, to, (const char *)x + (size_t)i++ * row, 1));
-        if (f->logits && !f->every)
-            memcpy(f->logits + b * c->vocab, to, sizeof *to * (size_t)c->vocab);
+    for (int64_t i = 0, p = 0; i < f->ends; i += g->logit_rows) {
+        int64_t rows = f->ends - i < g->logit_rows ? f->ends - i : g->logit_rows;
+        TRY(logits_of(g, (const char *)x + (size_t)(i * c->width) * e, rows));
+        for (int64_t k = 0; k < rows; k++, p++) {
+            p = next_end(g, f, p);
+            float *to = g->last_logits + g->piece_slots[p] * c->vocab;
+            to_float(to, (const char *)g->logits_raw + (size_t)(k * c->vocab) * e, g->model->dtype,
+                     c->vocab);
+            if (f->logits && !f->every)
+                memcpy(f->logits + g->piece_sequence[p] * c->vocab, to,
+                       sizeof *to * (size_t)c->vocab);
+        }
     }
     return HT_OK;
 }
@@ -392,7 +410,8 @@ static ht_status feed_pieces(ht_generator *g, const feed *f) {
     if (f->pieces == f->rows) g->rows.cu_seqlens = NULL, g->rows.length = 1;
     TRY(through_layers(g, f->rows));
     remember(g, f);
-    return give_logits(g, f);
+    if (f->logits && f->every) TRY(give_every(g, f));
+    return f->ends ? give_ends(g, f) : HT_OK;
 }
 
 static ht_status check_sequence(const ht_generator *g, const ht_batch *b, int64_t i, int64_t slot) {

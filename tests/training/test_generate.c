@@ -370,6 +370,11 @@ static void saved_and_forked(void **state) {
         OK(ref, ht_generator_feed(h, NULL, &prompt, after_load, 0));
         starts[1] = 300;
         assert_memory_equal(next, after_load, sizeof next);
+        int32_t token;
+        double logprob, sum = 0;
+        OK(ref, ht_generator_sample(g, 0, &s, &token, &logprob));
+        for (int k = 0; k < VOCAB; k++) sum += exp((double)next[k]);
+        assert_true(fabs(logprob - (next[token] - log(sum))) < 1e-9);
         ht_generator_destroy(g);
         ht_generator_destroy(h);
         ht_model_destroy(model);
