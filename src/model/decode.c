@@ -119,8 +119,8 @@ static ht_status make_layers(ht_generator *g) {
     size_t layers = (size_t)c->layers;
     g->caches = hti_host_alloc(g->ctx, layers * sizeof *g->caches);
     g->weights = hti_host_alloc(g->ctx, layers * sizeof *g->weights);
+    if (g->caches) memset(g->caches, 0, layers * sizeof *g->caches);
     CHECK(g->ctx, g->caches && g->weights, HT_NOMEM, "out of memory: %zu layers", layers);
-    memset(g->caches, 0, layers * sizeof *g->caches);
     for (size_t l = 0; l < layers; l++) TRY(ht_cache_create(&g->caches[l], g->plan, g->slots));
     hti_model_point(g->weights, g->model);
     g->layers = (hti_layers){.ctx = g->ctx,

@@ -475,6 +475,70 @@ static void faults(void **state) {
     ht_model_destroy(other);
 }
 
+/* ---- memory that runs out ---- */
+
+typedef struct meter {
+    int64_t left; /* allocations that still succeed */
+    int64_t live;
+} meter;
+
+static void *meter_alloc(void *user, size_t bytes) {
+    meter *m = user;
+    if (m->left-- <= 0) return NULL;
+    m->live++;
+    return aligned_alloc(64, (bytes + 63) / 64 * 64 + 64);
+}
+
+static void meter_release(void *user, void *block) {
+    if (block) ((meter *)user)->live--;
+    free(block);
+}
+
+/* A model writes, is saved and loaded; returns the first status that is not HT_OK. */
+static ht_status whole_life(ht_context *ctx, const char *path) {
+    ht_config config = training_config(ref, models[4]);
+    ht_model *model = NULL;
+    ht_generator *g = NULL;
+    int32_t starts[] = {0, 40}, token;
+    ht_batch b = batch_of(text, starts, 1);
+    ht_sampling s = HT_SAMPLING_INIT;
+    ht_status status = ht_model_create(&model, ctx, &config);
+    if (status == HT_OK) status = ht_generator_create(&g, model, NULL);
+    if (status == HT_OK) status = ht_generator_feed(g, NULL, &b, NULL, 0);
+    if (status == HT_OK) status = ht_generator_sample(g, 0, &s, &token, NULL);
+    if (status == HT_OK) status = ht_generator_save(g, 0, path);
+    if (status == HT_OK) status = ht_generator_load(g, 0, path);
+    ht_generator_destroy(g);
+    ht_model_destroy(model);
+    return status;
+}
+
+static void out_of_memory(void **state) {
+    char path[128];
+    (void)state;
+    snprintf(path, sizeof path, "%s/life", folder);
+    random_tokens(text, 40, VOCAB, 12);
+    ht_status status = HT_NOMEM;
+    int64_t n = 0;
+    for (; status != HT_OK; n++) {
+        meter m = {.left = n};
+        ht_context_desc desc = HT_CONTEXT_DESC_INIT;
+        ht_context *ctx;
+        desc.device = "cpu:ref";
+        desc.allocator = (ht_allocator){meter_alloc, meter_release, &m};
+        status = ht_context_create(&ctx, &desc);
+        if (status == HT_OK) {
+            status = whole_life(ctx, path);
+            assert_true(status == HT_OK || strstr(ht_context_error(ctx), "memory"));
+            ht_context_destroy(ctx);
+        }
+        assert_true(status == HT_OK || status == HT_NOMEM);
+        assert_int_equal(m.live, 0);
+        assert_true(n < 500);
+    }
+    assert_true(n > 20);
+}
+
 /* ---- sampling: probabilities 0.4, 0.3, 0.2, 0.1 of tokens 2, 0, 3, 1 ---- */
 
 static const double shares[] = {0.3, 0.1, 0.4, 0.2};
@@ -591,6 +655,7 @@ int main(void) {
         cmocka_unit_test(faults),
         cmocka_unit_test(sampling),
         cmocka_unit_test(sampling_many),
+        cmocka_unit_test(out_of_memory),
     };
     return cmocka_run_group_tests(tests, open_ref, close_ref);
 }
