@@ -51,7 +51,8 @@ def row(run, music):
                f"{run['bits_per_byte']:.4f} +- {run['bits_per_byte_error']:.4f}")
     words = run["word_perplexity"]
     cells = [run["run"], kind, int(run["block"]), positions(run), int(run["length"]), measure,
-             f"{words:.1f}" if words and words < 1e6 else "", f"{far / math.log(2):.4f}" if far else "",
+             f"{words:.1f}" if words and words < 1e6 else "",
+             f"{far / math.log(2):.4f}" if far else "",
              run["steps"], f"{run['ms_per_step']:.1f}", run["device"]]
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
@@ -96,7 +97,8 @@ def svg(group, runs):
         colour = COLOURS[i % len(COLOURS)]
         dash = ' stroke-dasharray="5 3"' if i >= len(COLOURS) else ""
         line = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in curve)
-        out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
+        out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"'
+                   f"{dash}/>"
                    f'<text x="{width - 170}" y="{30 + 16 * i}" fill="{colour}">{name}</text>')
     return "\n".join(out + ["</svg>\n"])
 

@@ -167,12 +167,21 @@ ht_status hti_checkpoint_fill(const hti_reader *r, const ht_model *m, const hti_
     return HT_OK;
 }
 
+/* The file has wide weights: where a device has no bf16, a model that was trained in it is float.
+ */
+static void use_wider(ht_config *config, ht_context *ctx) {
+    const hti_ops *ops = ctx->ops;
+    if (config->dtype == HT_BF16 && ops->model_check && ops->model_check(ctx, HT_BF16) != HT_OK)
+        config->dtype = HT_F32;
+}
+
 /* Sizes first: a model is made only if the file has all of it. */
 static ht_status load(ht_model **out, hti_reader *r) {
     ht_config config;
     hti_params params;
     hti_part part = {"", NULL};
     TRY(hti_checkpoint_config(&config, r));
+    use_wider(&config, r->ctx);
     TRY(hti_params_make(&params, r->ctx, &config));
     ht_status status = hti_checkpoint_check(r, &params, &part, 1);
     hti_params_free(&params, r->ctx);

@@ -475,6 +475,50 @@ static void faults(void **state) {
     ht_model_destroy(other);
 }
 
+/* ---- models of other precisions ---- */
+
+/* A model that was trained in bf16 writes on a device that has only float; one that was exported in
+ * bf16 has weights that are near. */
+static void other_precisions(void **state) {
+    char path[128], *bytes = malloc(1 << 20);
+    ht_model *model = make_model(ref, models[0], HT_F32), *loaded;
+    ht_config config = HT_CONFIG_INIT;
+    (void)state;
+    snprintf(path, sizeof path, "%s/model", folder);
+    OK(ref, ht_model_save(model, path));
+    FILE *f = fopen(path, "rb");
+    size_t n = fread(bytes, 1, 1 << 20, f);
+    fclose(f);
+    static const char from[] = "\\\"dtype\\\": \\\"f32\\\"", to[] = "\\\"dtype\\\":\\\"bf16\\\"";
+    size_t at = 0;
+    while (at < n && memcmp(bytes + at, from, sizeof from - 1) != 0) at++;
+    assert_true(at < n && sizeof from == sizeof to);
+    memcpy(bytes + at, to, sizeof to - 1);
+    f = fopen(path, "wb");
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    fclose(f);
+    OK(ref, ht_model_load(&loaded, ref, path));
+    OK(ref, ht_model_get_config(loaded, &config));
+    assert_int_equal(config.dtype, HT_F32);
+    ht_model_destroy(loaded);
+    OK(ref, ht_model_export(model, path, HT_BF16));
+    OK(ref, ht_model_load(&loaded, ref, path));
+    for (int64_t i = 0; i < ht_model_tensors(model); i++) {
+        ht_tensor_info info = HT_TENSOR_INFO_INIT;
+        OK(ref, ht_model_tensor(model, i, &info));
+        double *a = malloc(sizeof *a * 2 * (size_t)info.count), *b = a + info.count;
+        OK(ref, ht_model_read(model, i, a));
+        OK(ref, ht_model_read(loaded, i, b));
+        for (int64_t k = 0; k < info.count; k++)
+            assert_true(fabs(a[k] - b[k]) <= fabs(a[k]) / 256); /* half a unit of 8 bits */
+        free(a);
+    }
+    REFUSED(ref, ht_model_export(model, path, HT_F64), HT_UNSUPPORTED, "f32 or bf16");
+    ht_model_destroy(loaded);
+    ht_model_destroy(model);
+    free(bytes);
+}
+
 /* ---- memory that runs out ---- */
 
 typedef struct meter {
@@ -656,6 +700,7 @@ int main(void) {
         cmocka_unit_test(sampling),
         cmocka_unit_test(sampling_many),
         cmocka_unit_test(out_of_memory),
+        cmocka_unit_test(other_precisions),
     };
     return cmocka_run_group_tests(tests, open_ref, close_ref);
 }
