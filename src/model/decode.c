@@ -36,7 +36,7 @@ static void host_layout(ht_generator *g, hti_arena *a) {
     const ht_config *c = &g->model->config;
     int64_t widest = c->width > HTI_HEAD_DIM ? c->width : HTI_HEAD_DIM;
     g->numbers_host = hti_take(a, 5 * g->max_rows, sizeof *g->numbers_host);
-    g->table_host = hti_take(a, widest, sizeof *g->table_host);
+    g->table_host = hti_take(a, g->max_rows * widest, sizeof *g->table_host);
     g->rates = hti_take(a, c->width + HTI_HEAD_DIM, sizeof *g->rates);
     g->piece_starts = hti_take(a, g->slots + 1, sizeof *g->piece_starts);
     g->piece_slots = hti_take(a, g->slots, sizeof *g->piece_slots);
@@ -65,19 +65,17 @@ static ht_status carve(ht_generator *g) {
 
 /* ---- positions ---- */
 
-/* Rows [at, at + count) of the sinusoids: those of positions first, first + 1, ... */
+/* Rows [at, at + count) of the sinusoids, at most max_rows: those of positions first, first + 1,
+ * ... */
 static ht_status fill_fixed(ht_generator *g, int64_t at, int64_t first, int64_t count) {
-    const ht_config *c = &g->model->config;
-    void *to = g->fixed_wide ? g->fixed_wide : g->fixed;
-    for (int64_t t = 0; t < count; t++) {
-        for (int64_t k = 0; k < c->width; k++) {
-            double angle = (double)(first + t) * g->rates[k];
-            g->table_host[k] = k % 2 ? cos(angle) : sin(angle);
-        }
-        TRY(hti_tensor_write(g->ctx, to, g->table_host, g->model->dtype, (at + t) * c->width,
-                             c->width));
+    int64_t width = g->model->config.width;
+    for (int64_t i = 0; i < count * width; i++) {
+        int64_t k = i % width;
+        double angle = (double)(first + i / width) * g->rates[k];
+        g->table_host[i] = k % 2 ? cos(angle) : sin(angle);
     }
-    return HT_OK;
+    return hti_tensor_write(g->ctx, g->fixed_wide ? g->fixed_wide : g->fixed, g->table_host,
+                            g->model->dtype, at * width, count * width);
 }
 
 static ht_status round_fixed(ht_generator *g, int64_t rows) {
@@ -88,15 +86,13 @@ static ht_status round_fixed(ht_generator *g, int64_t rows) {
 
 static ht_status fill_turn(ht_generator *g, int64_t at, int64_t first, int64_t count) {
     const ht_config *c = &g->model->config;
-    for (int64_t t = 0; t < count; t++) {
-        for (int64_t k = 0; k < HTI_HEAD_DIM; k++) {
-            double angle = (double)(first + t) * g->rates[c->width + k];
-            g->table_host[k] = k % 2 ? sin(angle) : cos(angle);
-        }
-        TRY(hti_tensor_write(g->ctx, g->turn, g->table_host, g->model->dtype,
-                             (at + t) * HTI_HEAD_DIM, HTI_HEAD_DIM));
+    int64_t d = HTI_HEAD_DIM;
+    for (int64_t i = 0; i < count * d; i++) {
+        int64_t k = i % d;
+        double angle = (double)(first + i / d) * g->rates[c->width + k];
+        g->table_host[i] = k % 2 ? sin(angle) : cos(angle);
     }
-    return HT_OK;
+    return hti_tensor_write(g->ctx, g->turn, g->table_host, g->model->dtype, at * d, count * d);
 }
 
 /* The same angles as the tables of a batch (net_memory.c), without a power per number. */
@@ -140,11 +136,10 @@ static ht_status create(ht_generator *g) {
     TRY(carve(g));
     fill_rates(g);
     g->layers.turn = g->turn;
-    if (g->fixed_rows && c->learned) {
-        TRY(fill_fixed(g, 0, 0, g->fixed_rows));
-        TRY(round_fixed(g, g->fixed_rows));
-    }
-    return HT_OK;
+    if (!g->fixed_rows || !c->learned) return HT_OK;
+    for (int64_t t = 0; t < g->fixed_rows; t += g->max_rows)
+        TRY(fill_fixed(g, t, t, g->fixed_rows - t < g->max_rows ? g->fixed_rows - t : g->max_rows));
+    return round_fixed(g, g->fixed_rows);
 }
 
 ht_status ht_generator_create(ht_generator **out, ht_model *model, const ht_generator_desc *desc) {
