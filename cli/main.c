@@ -35,6 +35,7 @@ static const cli_command *find(int *used, int argc, char **argv) {
 static int newcomer(void) {
     printf("htransformer %s: " ABOUT "\n"
            "  htransformer train --run demo   trains a small model on generated expressions\n"
+           "  htransformer generate           text, from the small model that comes with it\n"
            "  htransformer info               what this build and this machine can do\n"
            "  htransformer bench attention    how fast it is here, against a matrix product\n"
            "  htransformer help               all commands\n",

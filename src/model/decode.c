@@ -24,7 +24,7 @@ static void device_layout(ht_generator *g, hti_arena *a) {
     g->stats = hti_take(a, rows * 2, wide);
     g->normed = hti_take(a, rows * c->width, e);
     g->picked = hti_take(a, rows * c->width, e);
-    g->logits = hti_take(a, g->logit_rows * c->vocab, e);
+    g->logits = hti_take(a, g->logit_rows * c->vocab, wide);
     g->numbers = hti_take(a, 5 * rows, sizeof *g->numbers);
     g->fixed = g->fixed_wide = g->turn = NULL;
     if (g->fixed_rows) g->fixed = hti_take(a, g->fixed_rows * c->width, e);
@@ -42,7 +42,7 @@ static void host_layout(ht_generator *g, hti_arena *a) {
     g->piece_slots = hti_take(a, g->slots, sizeof *g->piece_slots);
     g->piece_sequence = hti_take(a, g->slots, sizeof *g->piece_sequence);
     g->done = hti_take(a, g->slots, sizeof *g->done);
-    g->logits_raw = hti_take(a, g->logit_rows * c->vocab, hti_bytes(g->model->dtype));
+    g->logits_raw = hti_take(a, g->logit_rows * c->vocab, hti_wide_bytes(g->model->dtype));
     g->last_logits = hti_take(a, g->slots * c->vocab, sizeof *g->last_logits);
     g->recent = hti_take(a, g->slots * HTI_RECENT, sizeof *g->recent);
     g->candidates = hti_take(a, c->vocab, sizeof *g->candidates);
@@ -233,34 +233,34 @@ static ht_status through_layers(ht_generator *g, int64_t rows) {
 
 /* ---- logits ---- */
 
-static void to_float(float *out, const void *in, ht_dtype dtype, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        if (dtype == HT_F32) {
-            out[i] = ((const float *)in)[i];
-        } else if (dtype == HT_F64) {
-            out[i] = (float)((const double *)in)[i];
-        } else {
-            uint32_t bits = (uint32_t)((const uint16_t *)in)[i] << 16;
-            memcpy(&out[i], &bits, sizeof bits);
-        }
-    }
+/* Row `row` of logits_raw. */
+static void to_float(float *out, const ht_generator *g, int64_t row, int64_t count) {
+    const float *narrow = (const float *)g->logits_raw + row * g->model->config.vocab;
+    const double *wide = (const double *)g->logits_raw + row * g->model->config.vocab;
+    for (int64_t i = 0; i < count; i++)
+        out[i] = g->model->dtype == HT_F64 ? (float)wide[i] : narrow[i];
 }
 
-/* Logits of rows x [n, width], at most logit_rows, into logits_raw. */
+/* Logits of rows x [n, width], at most logit_rows, into logits_raw; wide, as sums are. */
 static ht_status logits_of(ht_generator *g, const void *x, int64_t n) {
     const ht_model *m = g->model;
     const ht_config *c = &m->config;
-    hti_linear_call a = {
-        .dtype = m->dtype,
-        .rows = n,
-        .in = c->width,
-        .out = c->vocab,
-        .x = x,
-        .w = hti_weight(m, c->tied ? m->params.model.embed : m->params.model.output),
-        .y = g->logits};
-    TRY(g->ctx->ops->linear_forward(g->ctx, &a));
+    hti_gemm product = {.dtype = m->dtype,
+                        .wide_c = 1,
+                        .m = n,
+                        .n = c->vocab,
+                        .k = c->width,
+                        .a = x,
+                        .lda = c->width,
+                        .b =
+                            hti_weight(m, c->tied ? m->params.model.embed : m->params.model.output),
+                        .ldb = c->width,
+                        .transpose_b = 1,
+                        .c = g->logits,
+                        .ldc = c->vocab};
+    TRY(g->ctx->ops->gemm(g->ctx, &product));
     return g->ctx->ops->copy_out(g->ctx, g->logits_raw, g->logits,
-                                 (size_t)(n * c->vocab) * hti_bytes(m->dtype));
+                                 (size_t)(n * c->vocab) * hti_wide_bytes(m->dtype));
 }
 
 /* The picked rows of normed one after the other. */
@@ -358,7 +358,7 @@ static ht_status give_every(ht_generator *g, const feed *f) {
         for (int64_t i = 0; i < n; i += g->logit_rows) {
             int64_t rows = n - i < g->logit_rows ? n - i : g->logit_rows;
             TRY(logits_of(g, (const char *)g->normed + (size_t)((at + i) * c->width) * e, rows));
-            to_float(to + i * c->vocab, g->logits_raw, g->model->dtype, rows * c->vocab);
+            to_float(to + i * c->vocab, g, 0, rows * c->vocab);
         }
     }
     return HT_OK;
@@ -385,8 +385,7 @@ static ht_status give_ends(ht_generator *g, const feed *f) {
         for (int64_t k = 0; k < rows; k++, p++) {
             p = next_end(g, f, p);
             float *to = g->last_logits + g->piece_slots[p] * c->vocab;
-            to_float(to, (const char *)g->logits_raw + (size_t)(k * c->vocab) * e, g->model->dtype,
-                     c->vocab);
+            to_float(to, g, k, c->vocab);
             if (f->logits && !f->every)
                 memcpy(f->logits + g->piece_sequence[p] * c->vocab, to,
                        sizeof *to * (size_t)c->vocab);

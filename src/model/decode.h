@@ -28,7 +28,7 @@ struct ht_generator {
     hti_work work;
     void *embedded, *stream;              /* [rows, width] the first layer's input, the others' */
     void *last, *stats, *normed, *picked; /* [rows, width], [rows, 2], [rows, width] twice */
-    void *logits;                         /* [logit_rows, vocab] */
+    void *logits;                         /* wide [logit_rows, vocab] */
     int32_t *numbers;         /* [5 rows]: tokens, positions, picked rows, ones, 0, 1, 2, ... */
     void *fixed, *fixed_wide; /* sinusoids of the call's rows, or of all where positions are
                                  learned; wide: where dtype is narrower */
@@ -41,10 +41,10 @@ struct ht_generator {
     double *rates;         /* [width / 2 + head_dim / 2 + 2] angle per position of each pair */
     int32_t *piece_starts; /* [slots + 1] rows of each piece of the call */
     int64_t *piece_slots, *piece_sequence, *done; /* [slots] */
-    void *logits_raw;                /* [logit_rows, vocab] in dtype, from the device */
-    float *last_logits;              /* [slots, vocab] */
-    int32_t *recent;                 /* [slots, HTI_RECENT] token t at t mod 256 */
-    hti_candidate_token *candidates; /* [vocab] */
+    void *logits_raw;                             /* the same, from the device */
+    float *last_logits;                           /* [slots, vocab] */
+    int32_t *recent;                              /* [slots, HTI_RECENT] token t at t mod 256 */
+    hti_candidate_token *candidates;              /* [vocab] */
 };
 
 ht_status hti_generator_slot(const ht_generator *g, int64_t slot);

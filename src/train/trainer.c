@@ -291,25 +291,21 @@ ht_status ht_trainer_predict(ht_trainer *t, const ht_batch *batch, float *out) {
 static ht_status logits_rows(ht_trainer *t, double *out, void *room, int64_t from, int64_t n) {
     const ht_model *m = t->model;
     const ht_config *c = &m->config;
-    hti_linear_call a = {
+    hti_gemm product = {
         .dtype = m->dtype,
-        .rows = n,
-        .in = c->width,
-        .out = c->vocab,
-        .x = (const char *)t->net.normed + (size_t)(from * c->width) * hti_bytes(m->dtype),
-        .w = hti_weight(m, c->tied ? m->params.model.embed : m->params.model.output),
-        .y = room};
-    TRY(t->ctx->ops->linear_forward(t->ctx, &a));
-    if (m->dtype != HT_BF16) return hti_tensor_read(t->ctx, out, room, m->dtype, 0, n * c->vocab);
-    for (int64_t i = 0; i < n * c->vocab; i++) {
-        uint16_t half;
-        TRY(t->ctx->ops->copy_out(t->ctx, &half, (uint16_t *)room + i, sizeof half));
-        uint32_t bits = (uint32_t)half << 16;
-        float x;
-        memcpy(&x, &bits, sizeof x);
-        out[i] = x;
-    }
-    return HT_OK;
+        .wide_c = 1,
+        .m = n,
+        .n = c->vocab,
+        .k = c->width,
+        .a = (const char *)t->net.normed + (size_t)(from * c->width) * hti_bytes(m->dtype),
+        .lda = c->width,
+        .b = hti_weight(m, c->tied ? m->params.model.embed : m->params.model.output),
+        .ldb = c->width,
+        .transpose_b = 1,
+        .c = room,
+        .ldc = c->vocab};
+    TRY(t->ctx->ops->gemm(t->ctx, &product));
+    return hti_tensor_read(t->ctx, out, room, m->dtype, 0, n * c->vocab);
 }
 
 ht_status ht_trainer_logits(ht_trainer *t, const ht_batch *batch, double *out) {
@@ -324,7 +320,8 @@ ht_status ht_trainer_logits(ht_trainer *t, const ht_batch *batch, double *out) {
     TRY(hti_net_load(&t->net, batch));
     TRY(send(t, 1, 0));
     TRY(hti_net_forward(&t->net, 0));
-    TRY(t->ctx->ops->alloc(t->ctx, &room, (size_t)(ROWS * vocab) * hti_bytes(t->model->dtype)));
+    TRY(t->ctx->ops->alloc(t->ctx, &room,
+                           (size_t)(ROWS * vocab) * hti_wide_bytes(t->model->dtype)));
     ht_status status = HT_OK;
     for (int64_t i = 0; i < batch->sequences && status == HT_OK; i++) {
         for (int64_t k = 0; k < n->count_host[i] && status == HT_OK; k += ROWS) {
