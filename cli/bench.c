@@ -126,10 +126,10 @@ void bench_close(bench_run *run) {
 
 bool bench_too_long(const bench_run *run, int64_t length, double work) {
     if (run->values->length.given || run->pace * work < TOO_LONG) return false;
-    cli_say(run->name,
-            "length %" PRId64
-            " left out: it would take about %.0f s; ask for it with --length %" PRId64,
-            length, run->pace * work, length);
+    cli_note(run->name,
+             "length %" PRId64
+             " left out: it would take about %.0f s; ask for it with --length %" PRId64,
+             length, run->pace * work, length);
     return true;
 }
 

@@ -236,30 +236,27 @@ static void print_row(const bench_run *run, const shape *s, const line *l) {
         number(ratio, "%.2f", l->ms / l->floor_ms);
     else
         number(ratio, "%.1f%%", 100 * l->gflops / l->sgemm);
-    printf("%-9s %9" PRId64 " %12.3f %6.1f%% %10.2f %10s %8s %11s %11s\n", l->what, s->length,
-           l->ms, 100 * l->spread, l->gflops, yard, ratio, bench_bytes_text(saved, l->saved),
-           bench_bytes_text(scratch, l->scratch));
+    cli_row("%-9s %9" PRId64 " %12.3f %6.1f%% %10.2f %10s %8s %11s %11s", l->what, s->length, l->ms,
+            100 * l->spread, l->gflops, yard, ratio, bench_bytes_text(saved, l->saved),
+            bench_bytes_text(scratch, l->scratch));
 }
 
 static void print_head(const bench_run *run) {
     const ht_attention_desc *d = &run->desc;
-    const char *bold = cli_bold(stdout), *plain = cli_plain(stdout);
-    printf("%s%s%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head_dim %" PRId64
-           ", block %" PRId64 ", %s\n",
-           cli_kinds[d->kind], d->causal ? " causal" : "", run->values->keep ? ", keeping" : "",
-           cli_queries[d->query], run->values->batch, d->q_heads, d->kv_heads, d->head_dim,
-           d->block, cli_dtypes[d->dtype]);
-    printf("on %s, %d thread%s; ", ht_context_device(run->ctx), ht_context_threads(run->ctx),
-           ht_context_threads(run->ctx) == 1 ? "" : "s");
-    if (run->cuda)
-        printf("floor: every input read and output written once, at the speed of a copy\n");
-    else if (sgemm_blas())
-        printf("sgemm by %s\n", sgemm_blas());
-    else
-        printf("no sgemm column: this program was built without a BLAS\n");
-    printf("%s%-9s %9s %12s %7s %10s %10s %8s %11s %11s%s\n", bold, "what", "length", "ms",
-           "spread", "GFLOP/s", run->cuda ? "floor ms" : "sgemm", "ratio", "saved", "scratch",
-           plain);
+    const char *yardstick =
+        run->cuda      ? "floor: every input read and output written once, at the speed of a copy"
+        : sgemm_blas() ? sgemm_blas()
+                       : "no sgemm column: this program was built without a BLAS";
+    cli_line("%s%s%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head_dim %" PRId64
+             ", block %" PRId64 ", %s",
+             cli_kinds[d->kind], d->causal ? " causal" : "", run->values->keep ? ", keeping" : "",
+             cli_queries[d->query], run->values->batch, d->q_heads, d->kv_heads, d->head_dim,
+             d->block, cli_dtypes[d->dtype]);
+    cli_line("on %s, %d thread%s; %s%s", ht_context_device(run->ctx), ht_context_threads(run->ctx),
+             ht_context_threads(run->ctx) == 1 ? "" : "s",
+             !run->cuda && sgemm_blas() ? "sgemm by " : "", yardstick);
+    cli_head("%-9s %9s %12s %7s %10s %10s %8s %11s %11s", "what", "length", "ms", "spread",
+             "GFLOP/s", run->cuda ? "floor ms" : "sgemm", "ratio", "saved", "scratch");
 }
 
 static void report(bench_run *run, const shape *s) {

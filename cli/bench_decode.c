@@ -144,14 +144,13 @@ static bool measure(bench_run *run, decode *d) {
 
 static void print_head(const bench_run *run) {
     const ht_attention_desc *d = &run->desc;
-    const char *bold = cli_bold(stdout), *plain = cli_plain(stdout);
-    printf("%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head_dim %" PRId64
-           ", block %" PRId64 ", %s, on %s, %d thread%s\n",
-           cli_kinds[d->kind], cli_queries[d->query], run->values->batch, d->q_heads, d->kv_heads,
-           d->head_dim, d->block, cli_dtypes[d->dtype], ht_context_device(run->ctx),
-           ht_context_threads(run->ctx), ht_context_threads(run->ctx) == 1 ? "" : "s");
-    printf("%s%9s %12s %12s %12s %10s %11s %11s %9s%s\n", bold, "context", "us/token", "us/step",
-           "slowest", "rows", "state", "KV cache", "smaller", plain);
+    cli_line("%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head_dim %" PRId64
+             ", block %" PRId64 ", %s, on %s, %d thread%s",
+             cli_kinds[d->kind], cli_queries[d->query], run->values->batch, d->q_heads, d->kv_heads,
+             d->head_dim, d->block, cli_dtypes[d->dtype], ht_context_device(run->ctx),
+             ht_context_threads(run->ctx), ht_context_threads(run->ctx) == 1 ? "" : "s");
+    cli_head("%9s %12s %12s %12s %10s %11s %11s %9s", "context", "us/token", "us/step", "slowest",
+             "rows", "state", "KV cache", "smaller");
 }
 
 static void report(const bench_run *run, const decode *d) {
@@ -160,10 +159,10 @@ static void report(const bench_run *run, const decode *d) {
         2.0 * (double)d->length * (double)d->k_row * (double)bench_real_bytes(run->desc.dtype);
     char state_text[16], kv_text[16];
     if (!run->values->json) {
-        printf("%9" PRId64 " %12.2f %12.2f %12.2f %10" PRId64 " %11s %11s %8.1fx\n", d->length,
-               us / batch, us, 1e6 * d->worst, d->state_rows,
-               bench_bytes_text(state_text, (double)d->state_bytes), bench_bytes_text(kv_text, kv),
-               kv / (double)d->state_bytes);
+        cli_row("%9" PRId64 " %12.2f %12.2f %12.2f %10" PRId64 " %11s %11s %8.1fx", d->length,
+                us / batch, us, 1e6 * d->worst, d->state_rows,
+                bench_bytes_text(state_text, (double)d->state_bytes), bench_bytes_text(kv_text, kv),
+                kv / (double)d->state_bytes);
         fflush(stdout);
         return;
     }

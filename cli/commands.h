@@ -15,8 +15,15 @@ extern const cli_command cli_eval;            /* eval.c */
 extern const cli_command cli_predict;         /* predict.c */
 extern const cli_command cli_generate;        /* generate.c */
 extern const cli_command cli_export;          /* export.c */
+extern const cli_command cli_map;             /* map.c */
+extern const cli_command cli_report;          /* report.c */
+extern const cli_command cli_completion;      /* completion.c */
+extern const cli_command cli_man;             /* man.c */
 extern const cli_command cli_bench_attention; /* bench_attention.c */
 extern const cli_command cli_bench_decode;    /* bench_decode.c */
+
+/* All of them, ended by NULL; main.c. */
+extern const cli_command *const cli_commands[];
 
 /* Names in the order of the enums ht_kind, ht_query and ht_dtype; ended by NULL. */
 extern const char *const cli_kinds[];

@@ -45,6 +45,11 @@ static double count_coarse(ht_query query, int causal, int64_t block, int64_t le
     return products;
 }
 
+double count_level(ht_query query, int causal, int64_t block, int64_t length, int level) {
+    if (level == 0) return count_exact(causal, block, length);
+    return count_coarse(query, causal, block, length, level);
+}
+
 double count_products(ht_kind kind, ht_query query, int causal, int64_t block, int64_t length) {
     double rows = (double)length;
     if (kind == HT_FULL) return causal ? rows * rows / 2 : rows * rows;

@@ -10,6 +10,9 @@
  * of one sequence needs. */
 double count_products(ht_kind kind, ht_query query, int causal, int64_t block, int64_t length);
 
+/* The same of one level of the hierarchy. */
+double count_level(ht_query query, int causal, int64_t block, int64_t length, int level);
+
 /* Useful floating-point operations of one forward call: 2*head_dim + 2*value_dim per product.
  * Hierarchical mean without causal is counted as the nominal 4.5*block products per row,
  * edges not taken off, so that numbers of different lengths compare. */

@@ -40,7 +40,11 @@ ht_context *cli_open_device(const char *device, int64_t threads, int *code, cli_
     desc.device = device;
     desc.threads = (int)threads;
     ht_context *ctx = NULL;
-    if (ht_context_create(&ctx, &desc) == HT_OK) return ctx;
+    if (ht_context_create(&ctx, &desc) == HT_OK) {
+        cli_detail(NULL, "version %s, device %s, %d threads", ht_version(), ht_context_device(ctx),
+                   ht_context_threads(ctx));
+        return ctx;
+    }
     const char *best = NULL, *asked = device ? device : getenv("HTRANSFORMER_DEVICE");
     bool known = !asked || !*asked || known_device(asked, &best);
     *code = known || !device ? CLI_FAILED : CLI_USAGE;

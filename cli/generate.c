@@ -18,7 +18,7 @@ typedef struct generate_values {
     const char *run, *prompt, *prompts, *stop, *device, *save_state, *load_state;
     double temperature, top_p, min_p, repeat_penalty;
     int64_t tokens, top_k, seed, slots, report, threads;
-    int json, last, logprobs, quiet, endless;
+    int json, last, logprobs, discard, endless;
 } generate_values;
 
 #define AT(field) offsetof(generate_values, field)
@@ -51,7 +51,7 @@ static const cli_option options[] = {
     {"report", CLI_INT, AT(report), "N", "0", .min = 0, .max = INT64_C(1) << 40,
      .help = "speed and memory to stderr every N tokens; 0: at the end"},
     {"json", CLI_FLAG, AT(json), .help = "a JSON object per text instead of the text"},
-    {"quiet", CLI_FLAG, AT(quiet), .help = "write no text, count only"},
+    {"discard", CLI_FLAG, AT(discard), .help = "write no text, only count"},
     {"last", CLI_FLAG, AT(last), .help = "the newest checkpoint, not the best"},
     {"device", CLI_TEXT, AT(device), "NAME", .help = "as in htransformer info"},
     {"threads", CLI_INT, AT(threads), "N", "0", .min = 0, .max = 4096,
@@ -170,7 +170,7 @@ static void show(generate *r, text *t, size_t upto) {
 
 /* What is shown and may not matter again is forgotten, so that endless text needs no memory. */
 static void forget(generate *r, text *t) {
-    if (!(r->stream || r->v->quiet || r->v->logprobs) || r->v->json) return;
+    if (!(r->stream || r->v->discard || r->v->logprobs) || r->v->json) return;
     size_t keep = r->stop ? strlen(r->stop) : 0, from = t->used > keep ? t->used - keep : 0;
     if (r->stream && from > t->shown) from = t->shown;
     if (from < 4096) return;
@@ -220,7 +220,8 @@ static bool take_token(generate *r, text *t, int32_t token, double logprob) {
     t->written++;
     t->logprob += logprob;
     r->tokens++;
-    if (r->v->logprobs && !r->v->json && !r->v->quiet) print_logprob(piece, bytes, token, logprob);
+    if (r->v->logprobs && !r->v->json && !r->v->discard)
+        print_logprob(piece, bytes, token, logprob);
     if (!add_bytes(r, t, piece, bytes)) return false;
     if (stopped(r, t, bytes))
         end_text(t, "stop");
@@ -262,7 +263,7 @@ static void print_json(generate *r, const text *t) {
     json_open(&json, NULL, '{');
     json_text(&json, "model", r->m.path);
     json_text(&json, "prompt", prompt ? prompt : "");
-    json_text(&json, "text", r->v->quiet ? "" : after ? after : "");
+    json_text(&json, "text", r->v->discard ? "" : after ? after : "");
     json_int(&json, "tokens", t->written);
     json_text(&json, "ended_by", t->why);
     json_real(&json, "log_probability", t->logprob);
@@ -284,7 +285,7 @@ static void finish_text(generate *r, text *t) {
         print_json(r, t);
     } else if (r->stream) {
         putchar('\n');
-    } else if (!r->v->quiet && !r->v->logprobs) {
+    } else if (!r->v->discard && !r->v->logprobs) {
         printf("[%lld] ", (long long)t->number + 1);
         fwrite(t->bytes, 1, t->used, stdout);
         putchar('\n');
@@ -382,7 +383,7 @@ static bool one_prompt(generate *r) {
     t.prompt = t.used;
     good = good && write_texts(r, &t, 1) &&
            (!r->v->save_state || lib(r, ht_generator_save(r->g, 0, r->v->save_state)));
-    if (good && !r->v->json) final_words(r, 0);
+    if (good && !r->v->json && !cli_quiet()) final_words(r, 0);
     free(t.bytes);
     return good;
 }
@@ -407,7 +408,7 @@ static bool many_prompts(generate *r, FILE *f) {
         }
         if (good && count > 0 && (!more || count == most)) {
             good = write_texts(r, texts, count);
-            if (good && !more && !r->v->json) final_words(r, 0);
+            if (good && !more && !r->v->json && !cli_quiet()) final_words(r, 0);
             if (more) count = 0;
         }
     }
@@ -460,7 +461,7 @@ static bool prepare(generate *r) {
         return cli_fail(&r->error, "%s is no language model: its task is %s", r->m.path,
                         ht_config_choice("task", (int)r->m.config.task));
     desc.slots = v->prompts ? v->slots : 1;
-    r->stream = !v->prompts && !v->json && !v->quiet && !v->logprobs;
+    r->stream = !v->prompts && !v->json && !v->discard && !v->logprobs;
     return read_stop(r) && lib(r, ht_generator_create(&r->g, r->m.model, &desc)) &&
            (!v->load_state || lib(r, ht_generator_load(r->g, 0, v->load_state)));
 }

@@ -7,12 +7,15 @@
 #include <htransformer.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <time.h>
 
 #define ABOUT "attention whose cost is linear in the length of the sequence"
 
-static const cli_command *const commands[] = {
-    &cli_train, &cli_eval,   &cli_predict,         &cli_generate,     &cli_export,
-    &cli_info,  &cli_attend, &cli_bench_attention, &cli_bench_decode, NULL,
+const cli_command *const cli_commands[] = {
+    &cli_train,        &cli_eval,       &cli_predict, &cli_generate, &cli_export,
+    &cli_info,         &cli_attend,     &cli_map,     &cli_report,   &cli_bench_attention,
+    &cli_bench_decode, &cli_completion, &cli_man,     NULL,
 };
 
 /* A command's first word is `word`; for "bench" there are two of them. */
@@ -23,11 +26,11 @@ static bool starts_with(const cli_command *command, const char *word) {
 
 /* The command that the words begin with; *used is how many of them name it. */
 static const cli_command *find(int *used, int argc, char **argv) {
-    for (int i = 0; commands[i]; i++) {
-        if (argc < 1 || !starts_with(commands[i], argv[0])) continue;
-        const char *second = strchr(commands[i]->name, ' ');
+    for (int i = 0; cli_commands[i]; i++) {
+        if (argc < 1 || !starts_with(cli_commands[i], argv[0])) continue;
+        const char *second = strchr(cli_commands[i]->name, ' ');
         *used = second ? 2 : 1;
-        if (!second || (argc > 1 && strcmp(second + 1, argv[1]) == 0)) return commands[i];
+        if (!second || (argc > 1 && strcmp(second + 1, argv[1]) == 0)) return cli_commands[i];
     }
     return NULL;
 }
@@ -35,8 +38,7 @@ static const cli_command *find(int *used, int argc, char **argv) {
 static int newcomer(void) {
     printf("htransformer %s: " ABOUT "\n"
            "  htransformer train --run demo   trains a small model on generated expressions\n"
-           "  htransformer generate           text, from the small model that comes with it\n"
-           "  htransformer info               what this build and this machine can do\n"
+           "  htransformer report demo        a page about it: report.html, for your browser\n"
            "  htransformer bench attention    how fast it is here, against a matrix product\n"
            "  htransformer help               all commands\n",
            ht_version());
@@ -51,9 +53,10 @@ static int help_all(const char *group) {
     else
         printf("%shtransformer%s %s - " ABOUT "\n\nusage: htransformer COMMAND [options]\n\n", bold,
                plain, ht_version());
-    for (int i = 0; commands[i]; i++)
-        if (!group || starts_with(commands[i], group))
-            printf("  %s%-16s%s  %s\n", bold, commands[i]->name, plain, commands[i]->summary);
+    for (int i = 0; cli_commands[i]; i++)
+        if (!group || starts_with(cli_commands[i], group))
+            printf("  %s%-16s%s  %s\n", bold, cli_commands[i]->name, plain,
+                   cli_commands[i]->summary);
     if (!group)
         printf("\n  %-16s  options of a command; as --help after it\n"
                "  %-16s  the version\n\n"
@@ -65,23 +68,27 @@ static int help_all(const char *group) {
 
 /* Which command or group was meant, when the words name none. */
 static int unknown(int argc, char **argv) {
-    const char *seconds[8] = {0}, *firsts[24] = {"help", "--help", "--version", NULL};
-    char names[16][32];
+    enum { MOST = 64 };
+    const char *seconds[MOST] = {0}, *firsts[MOST + 4] = {"help", "--help", "--version", NULL};
+    char names[MOST][32];
     int count = 0, first_count = 3;
-    for (int i = 0; commands[i] && i < 16; i++) {
-        snprintf(names[i], sizeof names[i], "%s", commands[i]->name);
+    for (int i = 0; cli_commands[i] && i < MOST; i++) {
+        snprintf(names[i], sizeof names[i], "%s", cli_commands[i]->name);
         names[i][strcspn(names[i], " ")] = '\0';
         firsts[first_count++] = names[i];
-        if (starts_with(commands[i], argv[0]) && count < 7)
-            seconds[count++] = strchr(commands[i]->name, ' ') + 1;
+        if (starts_with(cli_commands[i], argv[0]) && count < MOST - 1)
+            seconds[count++] = strchr(cli_commands[i]->name, ' ') + 1;
     }
+    char most[128] = ""; /* all but the last, with commas between them */
+    for (int i = 0; i + 1 < count; i++)
+        snprintf(most + strlen(most), sizeof most - strlen(most), "%s%s", i ? ", " : "",
+                 seconds[i]);
     if (count && argc < 2) {
-        cli_say(argv[0], "what? %s or %s", seconds[0], seconds[count - 1]);
+        cli_say(argv[0], "what? %s or %s", most, seconds[count - 1]);
     } else if (count) {
         const char *best = cli_nearest(argv[1], seconds);
-        cli_say(argv[0], "there is no '%s', but %s and %s%s%s%s", argv[1], seconds[0],
-                seconds[count - 1], best ? "; did you mean " : "", best ? best : "",
-                best ? "?" : "");
+        cli_say(argv[0], "there is no '%s', but %s and %s%s%s%s", argv[1], most, seconds[count - 1],
+                best ? "; did you mean " : "", best ? best : "", best ? "?" : "");
     } else {
         const char *best = cli_nearest(argv[0], firsts);
         cli_say(NULL, "there is no command '%s'%s%s%s", argv[0], best ? "; did you mean " : "",
@@ -99,8 +106,8 @@ static int help(int argc, char **argv) {
         cli_help(stdout, command);
         return CLI_OK;
     }
-    for (int i = 0; commands[i]; i++)
-        if (argc == 1 && starts_with(commands[i], argv[0])) return help_all(argv[0]);
+    for (int i = 0; cli_commands[i]; i++)
+        if (argc == 1 && starts_with(cli_commands[i], argv[0])) return help_all(argv[0]);
     return unknown(argc, argv);
 }
 
@@ -146,8 +153,23 @@ static int dispatch(int argc, char **argv) {
     return unknown(argc, argv);
 }
 
+/* After --verbose: how long it took and how much memory it had at most. */
+static void account(const struct timespec *start) {
+    struct timespec now;
+    struct rusage use;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    double seconds = (double)(now.tv_sec - start->tv_sec) + 1e-9 * (double)now.tv_nsec -
+                     1e-9 * (double)start->tv_nsec;
+    if (getrusage(RUSAGE_SELF, &use) == 0)
+        cli_detail(NULL, "%.2f s, %.1f MB of memory at most", seconds,
+                   (double)use.ru_maxrss * 1024 / 1e6);
+}
+
 int main(int argc, char **argv) {
+    struct timespec start;
+    clock_gettime(CLOCK_MONOTONIC, &start);
     int code = dispatch(argc - 1, argv + 1);
+    account(&start);
     /* a full disk shows itself only when the last bytes leave */
     if (fflush(stdout) != 0 || ferror(stdout)) {
         cli_say(NULL, "the output could not be written");

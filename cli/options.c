@@ -10,6 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+const cli_option cli_common[] = {
+    {"quiet", CLI_FLAG, .help = "errors and results only"},
+    {"verbose", CLI_FLAG, .help = "also device, time and memory, on stderr"},
+    {"help", CLI_FLAG, .help = "this page"},
+    {0},
+};
+
 /* Edit distance of two words, each shorter than 64 letters; a longer one is far from
  * everything. */
 static int distance(const char *a, const char *b) {
@@ -170,12 +177,27 @@ static const cli_option *find_option(const cli_option *options, const char *name
     return NULL;
 }
 
+/* "-o": one dash and one letter. */
+static const cli_option *find_letter(const cli_option *options, const char *word) {
+    for (; options->name; options++)
+        if (options->letter && word[1] == options->letter && !word[2]) return options;
+    return NULL;
+}
+
+/* --quiet and --verbose are known everywhere; a table may have one of its own besides. */
+static bool common_option(const char *name, size_t n, bool value) {
+    const cli_option *o = find_option(cli_common, name, n);
+    if (!o || value) return false;
+    cli_set_loudness(strcmp(o->name, "quiet") == 0 ? -1 : 1);
+    return true;
+}
+
 static bool unknown_option(const cli_option *options, const char *name, size_t n,
                            cli_error *error) {
     const char *names[128] = {0};
     int count = 0;
-    for (; options->name && count < 126; options++) names[count++] = options->name;
-    names[count] = "help";
+    for (; options->name && count < 120; options++) names[count++] = options->name;
+    for (const cli_option *o = cli_common; o->name && count < 127; o++) names[count++] = o->name;
     char word[64], hint[64];
     snprintf(word, sizeof word, "%.*s", (int)(n < 63 ? n : 63), name);
     suggestion(hint, sizeof hint, "--", cli_nearest(word, names));
@@ -188,8 +210,17 @@ static bool parse_word(void *values, const cli_command *command, int *i, int arg
                        cli_error *error) {
     const char *name = argv[*i] + 2, *equals = strchr(name, '=');
     size_t n = equals ? (size_t)(equals - name) : strlen(name);
-    const cli_option *o = find_option(command->options, name, n);
-    if (!o) return unknown_option(command->options, name, n, error);
+    const cli_option *o = find_letter(command->options, argv[*i]);
+    if (o) {
+        equals = NULL;
+    } else {
+        bool known = common_option(name, n, equals);
+        o = find_option(command->options, name, n);
+        if (!o && equals && find_option(cli_common, name, n))
+            return cli_fail(error, "--%.*s takes no value, got '%s'", (int)n, name, equals + 1);
+        if (!o && known) return true;
+        if (!o) return unknown_option(command->options, name, n, error);
+    }
     const char *text = equals ? equals + 1 : NULL;
     if (o->type == CLI_FLAG) {
         if (text) return cli_fail(error, "--%s takes no value, got '%s'", o->name, text);
@@ -202,22 +233,49 @@ static bool parse_word(void *values, const cli_command *command, int *i, int arg
     return parse_value(values, o, text, error);
 }
 
+/* A word without dashes, where the command has room for it; words so far in *given. */
+static bool take_word(void *values, const cli_command *command, const char *text, int *given) {
+    cli_words *many = (cli_words *)(void *)((char *)values + command->word_offset);
+    const char **words = (const char **)(void *)many;
+    int most = command->many_words ? (int)(sizeof many->at / sizeof many->at[0])
+                                   : (command->word != NULL) + (command->second != NULL);
+    if (*given >= most || (text[0] == '-' && text[1])) return false;
+    words[(*given)++] = text;
+    if (command->many_words) many->count = *given;
+    return true;
+}
+
+/* Are the words there, and is the first one that there is? */
+static bool check_words(const void *values, const cli_command *command, int given,
+                        cli_error *error) {
+    int wanted = (command->word && !command->word_optional) + (command->second != NULL);
+    if (given < wanted)
+        return cli_fail(error, "%s is missing", given ? command->second : command->word);
+    if (!command->word_choices || !given) return true;
+    const char *word = *(const char *const *)((const char *)values + command->word_offset);
+    for (const char *const *c = command->word_choices; *c; c++)
+        if (strcmp(*c, word) == 0) return true;
+    char all[160], hint[64];
+    list_choices(all, sizeof all, command->word_choices);
+    suggestion(hint, sizeof hint, "", cli_nearest(word, command->word_choices));
+    return cli_fail(error, "%s must be %s, got '%s'%s", command->word, all, word, hint);
+}
+
 bool cli_parse(void *values, const cli_command *command, int argc, char **argv, cli_error *error) {
+    int given = 0;
     if (!parse_fallbacks(values, command->options, false, error)) return false;
     for (int i = 0; i < argc; i++) {
-        const char **word = (const char **)(void *)((char *)values + command->word_offset);
-        if (command->word && !*word && argv[i][0] != '-') {
-            *word = argv[i];
-            continue;
-        }
-        if (strncmp(argv[i], "--", 2) != 0 || !argv[i][2])
+        if (take_word(values, command, argv[i], &given)) continue;
+        bool dashes = strncmp(argv[i], "--", 2) == 0 && argv[i][2];
+        bool letter = argv[i][0] == '-' && argv[i][1] && argv[i][1] != '-' && !argv[i][2];
+        if (letter && !find_letter(command->options, argv[i]))
+            return cli_fail(error, "there is no option %s", argv[i]);
+        if (!dashes && !letter)
             return cli_fail(error, "unexpected word '%s': every value follows an option", argv[i]);
         if (!parse_word(values, command, &i, argc, argv, error)) return false;
     }
     if (!parse_fallbacks(values, command->options, true, error)) return false;
-    if (command->word && !command->word_optional &&
-        !*(const char **)(void *)((char *)values + command->word_offset))
-        return cli_fail(error, "%s is missing", command->word);
+    if (!check_words(values, command, given, error)) return false;
     for (const cli_option *o = command->options; o->name; o++)
         if (o->required && !*(const char **)((char *)values + o->offset))
             return cli_fail(error, "--%s %s is missing", o->name, o->value);

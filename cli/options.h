@@ -27,6 +27,12 @@ typedef struct cli_ints {
     int given; /* 0: these are the defaults */
 } cli_ints;
 
+/* Words without dashes, as many as there are. */
+typedef struct cli_words {
+    const char *at[32];
+    int count;
+} cli_words;
+
 typedef struct cli_option {
     const char *name; /* without the dashes; NULL ends the table */
     cli_type type;
@@ -38,6 +44,7 @@ typedef struct cli_option {
     int64_t step;               /* CLI_INT(S): must be a multiple of this; 0: any */
     int required;
     const char *help;
+    char letter; /* short form, -o; 0: none */
 } cli_option;
 
 typedef struct cli_command {
@@ -47,16 +54,28 @@ typedef struct cli_command {
     const cli_option *options;
     const char *word; /* one word without dashes, as help calls it: "RUN"; NULL: none */
     int word_optional;
-    size_t word_offset;             /* of its const char * field */
-    size_t values_bytes;            /* of the struct that offset points into */
-    int (*run)(const void *values); /* returns the exit code */
+    size_t word_offset; /* of its const char * field; a second word's field follows it */
+    const char *second; /* the second word, likewise; NULL: none */
+    int many_words;     /* one or more of them; the field is a cli_words */
+    const char *const *word_choices; /* the words that there are; NULL: any */
+    size_t values_bytes;             /* of the struct that offset points into */
+    int (*run)(const void *values);  /* returns the exit code */
 } cli_command;
 
 /* Fills values (zeroed by the caller) from the words after the command. */
 bool cli_parse(void *values, const cli_command *command, int argc, char **argv, cli_error *error);
 
+/* The options that every command has (--quiet, --verbose, --help), ended by a NULL name. */
+extern const cli_option cli_common[];
+
 /* The whole help page of one command. */
 void cli_help(FILE *out, const cli_command *command);
+
+/* " RUN", " [RUN]", " RUN...", " FROM TO", or nothing. */
+const char *cli_command_words(char *out, size_t bytes, const cli_command *command);
+
+/* "--query mean|first|fine", "-o, --out FILE"; returns its length. */
+int cli_option_words(char *out, size_t bytes, const cli_option *o);
 
 /* The word of the list (ended by NULL) that is nearest to `word`, or NULL if none is near. */
 const char *cli_nearest(const char *word, const char *const *list);

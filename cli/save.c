@@ -24,11 +24,11 @@ static void on_signal(int number) {
 /* Signals that end the program take the temporaries along; a file size limit becomes an error
  * of write. */
 static void watch_signals(void) {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     static bool watched;
     if (watched) return;
     watched = true;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         struct sigaction action = {.sa_handler = on_signal}, old;
         sigemptyset(&action.sa_mask);
         if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler == SIG_DFL)

@@ -105,6 +105,39 @@ static bool set_keys(ht_context *ctx, ht_config *config, const given *key, cli_e
     return true;
 }
 
+/* "; did you mean local?", of the names that number i of a list gives. */
+static const char *hint(char out[64], const char *text, const char *(*name)(const char *, int),
+                        const char *key) {
+    const char *names[64] = {0}, *best;
+    for (int i = 0; i < 63 && (names[i] = name(key, i)); i++) continue;
+    best = names[0] ? cli_nearest(text, names) : NULL;
+    out[0] = '\0';
+    if (best) snprintf(out, 64, "; did you mean %s?", best);
+    return out;
+}
+
+static const char *preset_name(const char *key, int index) {
+    (void)key;
+    return ht_config_preset_name(index);
+}
+
+/* Flags by themselves, before anything is made: a wrong one is wrong usage. */
+static bool check_flags(ht_context *ctx, const train_values *v, cli_error *error) {
+    ht_config config = HT_CONFIG_INIT;
+    char near[64], said[sizeof error->text];
+    if (ht_config_preset(ctx, &config, v->preset) != HT_OK)
+        return cli_fail(error, "--preset: %s%s", ht_context_error(ctx),
+                        hint(near, v->preset, preset_name, NULL));
+#define TRY_KEY(type, name, fallback, least, most, help)                    \
+    if (v->key.name && !set_key(ctx, &config, #name, v->key.name, error)) { \
+        memcpy(said, error->text, sizeof said);                             \
+        return cli_fail(error, "%.400s%s", said,                            \
+                        hint(near, v->key.name, ht_config_choice, #name));  \
+    }
+    HT_CONFIG_MAP(TRY_KEY)
+    return true;
+}
+
 static bool read_config(ht_context *ctx, ht_config *config, const char *path, cli_error *error) {
     char *text = run_read_text(path, error);
     if (!text) return false;
@@ -311,8 +344,12 @@ static int run(const void *values) {
     run_parts p = {.config = HT_CONFIG_INIT};
     cli_error error = {""};
     int code = CLI_FAILED;
+    signal(SIGPIPE, SIG_IGN); /* a run whose reader is gone still goes on and saves */
     p.ctx = cli_open_device(v->device, v->threads, &code, &error);
-    if (p.ctx) code = prepare(&p, v, &error) && train(&p, v, &error) ? CLI_OK : CLI_FAILED;
+    if (p.ctx && !check_flags(p.ctx, v, &error))
+        code = CLI_USAGE;
+    else if (p.ctx)
+        code = prepare(&p, v, &error) && train(&p, v, &error) ? CLI_OK : CLI_FAILED;
     if (code != CLI_OK) cli_say("train", "%s", error.text);
     ht_trainer_destroy(p.trainer);
     ht_model_destroy(p.model);

@@ -16,9 +16,16 @@ endif()
 # the small language model that generate uses without a run
 install(FILES models/shakespeare.safetensors DESTINATION ${CMAKE_INSTALL_DATADIR}/htransformer
   COMPONENT runtime OPTIONAL)
-install(FILES LICENSE README.md CHANGELOG.md docs/attention.md docs/training.md docs/formats.md
-  docs/lm.md
-  DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
+if(TARGET htransformer_pages)
+  install(FILES ${PROJECT_BINARY_DIR}/cli/htransformer.1
+    DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT runtime)
+  install(FILES ${PROJECT_BINARY_DIR}/cli/completion.bash RENAME htransformer
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT runtime)
+endif()
+file(GLOB pages CONFIGURE_DEPENDS docs/*.md docs/*.svg)
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
+  COMPONENT development)
+install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs COMPONENT development)
 
 # find_package(htransformer): targets htransformer::htransformer and htransformer::static
 foreach(type shared static)

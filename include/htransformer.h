@@ -615,6 +615,12 @@ HT_API ht_status ht_trainer_predict(ht_trainer *trainer, const ht_batch *batch, 
 /* language: the logits after each token [tokens, vocab] */
 HT_API ht_status ht_trainer_logits(ht_trainer *trainer, const ht_batch *batch, double *out);
 
+/* What the attention of a layer gets: q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]
+ * of the batch's sequences one after the other, rotary positions of all levels already in them.
+ * rows: all tokens, and where pool is cls one row in front of each sequence. */
+HT_API ht_status ht_trainer_read_qkv(ht_trainer *trainer, const ht_batch *batch, int64_t layer,
+                                     float *q, float *k, float *v);
+
 /* For checks: adds the gradient of the mean loss, dropout and all, to what is there. */
 HT_API ht_status ht_trainer_gradient(ht_trainer *trainer, const ht_batch *batch, ht_report *out);
 HT_API ht_status ht_trainer_clear_gradient(ht_trainer *trainer);

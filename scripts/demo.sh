@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds, then shows what it does on the CPU of this machine: trains a small model on generated
 # ListOps expressions with hierarchical attention and the same one with local attention, evaluates
-# both, predicts one expression; then time against length. A few minutes on two cores.
+# both, predicts one expression, writes a report; then time against length. A few minutes on two
+# cores.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/deps.sh
@@ -31,8 +32,15 @@ say "both on expressions that neither has seen"
 run eval "$runs/hierarchical"
 run eval "$runs/local"
 
+say "a page about both, for your browser"
+run report "$runs/hierarchical" "$runs/local" --out build/demo.html --evaluate \
+    --text "[MAX 2 9 [MIN 4 7 ] 0 [SM 1 3 ] [MED 5 5 6 ] ]"
+
 say "one expression: the largest of 2, 9 and the smaller of 4 and 7 (prints answer, probability)"
 run predict "$runs/hierarchical" --text "[MAX 2 9 [MIN 4 7 ] 0 [SM 1 3 ] [MED 5 5 6 ] ]"
+
+say "who meets whom: the level of every pair of rows, 0 is exact"
+run map --length 24 --block 2
 
 say "attention alone, time against length: twice the rows, twice the time"
 run bench attention --kind hierarchical --length 512,1024,2048

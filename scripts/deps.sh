@@ -36,6 +36,11 @@ has_clang_openmp() {
     return $status
 }
 
+# a Chromium without a window, for the test that looks at a report (about 220 MB on the disk)
+has_browser() {
+    command -v chromium-headless-shell || command -v chromium || command -v google-chrome
+}
+
 # the packages as apt-get is to get them: those ended by "?" only where they exist by that name
 packages() {
     for package in "$@"; do
@@ -81,6 +86,7 @@ need_build() {
     want libopenblas-dev has_header cblas.h # matrix products on the CPU
     want libzstd-dev has_header zstd.h      # compressed data
     want zlib1g-dev has_header zlib.h
+    want libpng-dev has_header png.h # pictures as PNG
 }
 
 # says which CUDA compiler the build will find

@@ -18,6 +18,7 @@ need pkg-config command -v pkg-config
 need libcmocka-dev has_header cmocka.h
 need clang command -v clang
 want clang-format command -v clang-format
+want "chromium-headless-shell?" has_browser
 need "libclang-rt-dev? libomp-dev" has_clang_openmp
 install_missing
 

@@ -51,4 +51,15 @@ ht_status hti_ref_attention_backward(ht_context *ctx, const hti_attention_call *
 size_t hti_ref_cache_scratch(const ht_context *ctx, const hti_cache_call *call);
 ht_status hti_ref_cache_extend(ht_context *ctx, const hti_cache_call *call);
 
+/* The fast attention of one instruction set (avx2.c, avx512.c). */
+#define HTI_FAST_ENTRIES(isa)                                                                \
+    void hti_attention_need_##isa(const ht_context *ctx, const ht_attention_desc *desc,      \
+                                  ht_attention_need *need);                                  \
+    ht_status hti_attention_forward_##isa(ht_context *ctx, const hti_attention_call *call);  \
+    ht_status hti_attention_backward_##isa(ht_context *ctx, const hti_attention_call *call); \
+    size_t hti_cache_scratch_##isa(const ht_context *ctx, const hti_cache_call *call);       \
+    ht_status hti_cache_extend_##isa(ht_context *ctx, const hti_cache_call *call)
+HTI_FAST_ENTRIES(avx2);
+HTI_FAST_ENTRIES(avx512);
+
 #endif

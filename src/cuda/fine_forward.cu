@@ -15,7 +15,7 @@
  * keys is [16][D]. A block of values is [D][16], the clusters of a column in the order in which a
  * lane of a product wants them (value_slot), so that no transposition is needed.
  */
-#include "cuda/hier_stage.h"
+#include "cuda/fine_stage.h"
 
 enum { LOWEST = 3 }; /* of the levels in device memory */
 
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(COARSE_THREADS)
     float *counts = sums + 2 * COARSE3 * D;
     const hti_hier_args &a = f.h;
     place p;
-    if (!find_place(p, a, blockIdx.x, blockIdx.z, 0, COARSE_ROWS) || p.levels <= LOWEST) return;
-    int head = blockIdx.y >> 1, is_v = blockIdx.y & 1, last = p.first + COARSE_ROWS >= p.length;
+    if (!find_place(p, a, blockIdx.y, blockIdx.z, 0, COARSE_ROWS) || p.levels <= LOWEST) return;
+    int head = blockIdx.x >> 1, is_v = blockIdx.x & 1, last = p.first + COARSE_ROWS >= p.length;
     const ht_tensor &t = is_v ? a.v : a.k;
     const uint8_t *mask = a.key_mask ? a.key_mask + p.start : nullptr;
     sum_rows<D>(sums, counts, p, (const bf16 *)t.data + tensor_base(a, t, p, head), t.row_stride,
@@ -175,9 +175,9 @@ __global__ void __launch_bounds__(COARSE_THREADS)
     fine_coarsen_up(const __grid_constant__ fine_args f) {
     const hti_hier_args &a = f.h;
     int level = f.level, from = source_of(level), up = level - from;
-    int head = blockIdx.y >> 1, is_v = blockIdx.y & 1;
+    int head = blockIdx.x >> 1, is_v = blockIdx.x & 1;
     place p;
-    if (!find_place(p, a, blockIdx.x, blockIdx.z, level, 16)) return;
+    if (!find_place(p, a, blockIdx.y, blockIdx.z, level, 16)) return;
     int end = (int)hti_clusters(p.length, from);
     int64_t source = block_at(p, from), target = block_at(p, level) + (p.first >> 4);
     const bf16 *src = (is_v ? f.v : f.k)[from] + (head * f.blocks[from] + source) * 16 * D;
@@ -364,12 +364,12 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1)
     extern __shared__ __align__(128) char shared_bytes[];
     shared_rows<D> &sh = *(shared_rows<D> *)shared_bytes;
     const hti_hier_args &a = f.h;
-    int lane = threadIdx.x % 32, head = gridDim.y - 1 - blockIdx.y;
+    int lane = threadIdx.x % 32, head = gridDim.x - 1 - blockIdx.x;
     tile<D> x;
     x.warp = warp_index(), x.head = head / a.group, x.g = lane >> 2, x.t = lane & 3;
     place p;
     /* backwards: what coarsening read last may still be in the L2 cache */
-    if (!find_place(p, a, gridDim.x - 1 - blockIdx.x, gridDim.z - 1 - blockIdx.z, 0, CHUNK)) return;
+    if (!find_place(p, a, gridDim.y - 1 - blockIdx.y, gridDim.z - 1 - blockIdx.z, 0, CHUNK)) return;
     view k = view_of<1>(a, p, a.k, a.tk, a.nk, a.key_mask, x.head, D);
     view v = view_of<1>(a, p, a.v, a.tv, a.nk, a.key_mask, x.head, D);
     view rows0 = view_of<1>(a, p, a.q, a.tq, a.nq, a.query_mask, head, D);
@@ -416,7 +416,8 @@ static size_t carve(fine_args *f, void *base, int dim) {
 }
 
 int hti_fine_plans(const ht_attention_desc *d) {
-    return hti_hier_fits(d) && d->query == HT_QUERY_FINE;
+    return hti_hier_fits(d) && d->kind == HT_HIERARCHICAL && d->query == HT_QUERY_FINE &&
+           d->head_dim >= 16;
 }
 
 size_t hti_fine_scratch(const ht_attention_desc *d) {
@@ -428,23 +429,23 @@ size_t hti_fine_scratch(const ht_attention_desc *d) {
 
 int hti_fine_takes(const hti_cuda_backend *backend, const hti_attention_call *c) {
     return hti_fine_plans(c->desc) && hti_aligned(c->q) && hti_aligned(c->k) && hti_aligned(c->v) &&
-           hti_aligned(c->out) && backend->shared_bytes >= 220 * 1024 && c->sequences <= 65535;
+           hti_aligned(c->out) && hti_grid_fits(backend, c);
 }
 
 template <int D> static ht_status run_forward(ht_context *ctx, fine_args &f) {
     int planes = 2 * f.h.kv_heads;
     if (f.levels > LOWEST) {
         size_t shared = 2 * COARSE3 * (D + 1) * sizeof(float);
-        dim3 grid = grid_of(f.h, 0, COARSE_ROWS, planes);
+        dim3 grid = grid_heads(f.h, 0, COARSE_ROWS, planes);
         TRY(hti_cuda_launch(ctx, fine_coarsen<D>, "fine_coarsen", grid, COARSE_THREADS, shared, f));
     }
     for (f.level = TOP + 1; f.level < f.levels; f.level++) {
-        dim3 grid = grid_of(f.h, f.level, 16, planes);
+        dim3 grid = grid_heads(f.h, f.level, 16, planes);
         TRY(hti_cuda_launch(ctx, fine_coarsen_up<D>, "fine_coarsen_up", grid, COARSE_THREADS, 0,
                             f));
     }
     return hti_cuda_launch(ctx, f.h.causal ? fine_forward<D, FIRST_CAUSAL> : fine_forward<D, FIRST>,
-                           "fine_forward", grid_of(f.h, 0, CHUNK, f.h.q_heads), THREADS,
+                           "fine_forward", grid_heads(f.h, 0, CHUNK, f.h.q_heads), THREADS,
                            sizeof(shared_rows<D>), f);
 }
 

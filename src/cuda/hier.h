@@ -9,15 +9,21 @@
 
 #include "cuda/cuda.h"
 
-#define HTI_STAGES 11      /* 3 * 11 levels of 31 bits of rows */
-#define HTI_HIER_CHUNK 256 /* rows of a thread block */
+#define HTI_STAGES 11 /* 3 * 11 levels of 31 bits of rows */
+
+/* A tensor as a stage of forward sees it, strides in units of 8 bytes: 32 bits do for 32 GiB. */
+typedef struct hti_flat {
+    char *data;
+    uint32_t batch, row, head;
+} hti_flat;
 
 typedef struct hti_hier_args {
     int sequences, length;
     const int32_t *cu; /* device [sequences + 1], or NULL: equal lengths */
     int64_t rows;
     int q_heads, kv_heads, group;
-    int query, causal;
+    int query, causal, local;  /* local: level 0 alone */
+    int dim;                   /* columns of the caller's rows; 4 and 8 run as 16 */
     int stages, stage;         /* of the longest sequence; of this launch */
     uint32_t zero;             /* 0, but the compiler does not know: see opaque() */
     float scale;               /* of the scores, times log2(e) */
@@ -26,6 +32,9 @@ typedef struct hti_hier_args {
     ht_tensor q, k, v, out, lse;
     const uint8_t *key_mask, *query_mask;
     float *saved;
+    hti_flat fq, fk, fv, fz; /* forward: inputs and output of this launch's stage */
+    float *flse;             /* [q_heads][flse_head] its lse, or NULL */
+    int64_t flse_head;
 
     /* stage s >= 1: `tower[s]` rows per head */
     int64_t tower[HTI_STAGES];
@@ -48,10 +57,19 @@ HTI_FN int64_t hti_tower_at(const hti_hier_args &a, int level, int64_t sequence,
     return sequence * hti_clusters(a.length, level);
 }
 
-/* Rows that can be read and written 16 bytes at a time. */
-static inline int hti_aligned(const ht_tensor &t) {
-    return (uintptr_t)t.data % 16 == 0 && t.batch_stride % 8 == 0 && t.row_stride % 8 == 0 &&
-           t.head_stride % 8 == 0;
+/* Columns that rows of head_dim have in the tuned kernels. */
+static inline int hti_hier_width(const ht_attention_desc *d) {
+    return d->head_dim < 16 ? 16 : (int)d->head_dim;
+}
+
+/* Rows that can be read and written 16 bytes at a time; of 4 columns, 8 bytes. */
+static inline int hti_aligned(const ht_tensor &t, int64_t dim = 16) {
+    const int64_t most = (int64_t)1 << 32, row = (int64_t)1 << 20; /* in elements */
+    int64_t unit = dim < 8 ? dim : 8;
+    return (uintptr_t)t.data % (2 * unit) == 0 && t.batch_stride % unit == 0 &&
+           t.row_stride % unit == 0 && t.head_stride % unit == 0 && t.batch_stride >= 0 &&
+           t.batch_stride < most && t.row_stride >= 0 && t.row_stride < row && t.head_stride >= 0 &&
+           t.head_stride < most;
 }
 
 /* Whether the tuned kernels can serve a plan, and take this call of it (alignment). The choice
@@ -74,6 +92,7 @@ ht_status hti_fine_forward(ht_context *ctx, const hti_attention_call *call);
 
 /* What all tuned kernels ask of a plan, whatever its query mode. */
 int hti_hier_fits(const ht_attention_desc *desc);
+int hti_grid_fits(const hti_cuda_backend *backend, const hti_attention_call *call);
 /* Shared by forward and backward: the call's numbers; the plan's largest; lse and towers in saved.
  */
 void hti_hier_set(hti_hier_args *args, const hti_attention_call *call);

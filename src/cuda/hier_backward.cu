@@ -1,6 +1,6 @@
 /*
- * Tuned backward of the hierarchical attention: bf16, block 16, head_dim = value_dim = 16, 32
- * or 64.
+ * Tuned backward of the hierarchical attention: bf16, block 16, head_dim = value_dim = 4, 8, 16,
+ * 32 or 64.
  *
  * 1. restrict  reads dout and out once: h of each row, and the tower of G (dout weighted by exp(m -
  * lse)), m, h. The towers of q, k and v come from forward, in saved.
@@ -39,8 +39,8 @@ template <int D> __global__ void __launch_bounds__(256, 2) hier_restrict(hti_hie
     extern __shared__ float sums[]; /* [SPAN3][D] G of level 3, then [SPAN3] m and [SPAN3] h */
     float *ms = sums + SPAN3 * D, *hs = ms + SPAN3;
     place p;
-    int head = blockIdx.y;
-    if (!find_place(p, a, blockIdx.x, blockIdx.z, 0, SPAN)) return;
+    int head = blockIdx.x;
+    if (!find_place(p, a, blockIdx.y, blockIdx.z, 0, SPAN)) return;
     const bf16 *dz = (const bf16 *)a.dout.data + tensor_base(a, a.dout, p, head);
     const bf16 *z = (const bf16 *)a.out.data + tensor_base(a, a.out, p, head);
     const float *dlse = (const float *)a.dlse.data;
@@ -61,8 +61,8 @@ template <int D> __global__ void __launch_bounds__(256, 2) hier_restrict(hti_hie
             from[j] = x > HTI_NEG_INF ? x * LOG2E : POS_INF;
             d[j] = o[j] = make_uint4(0, 0, 0, 0);
             if (from[j] == POS_INF) continue;
-            d[j] = *(const uint4 *)(dz + (row + j) * a.dout.row_stride + 8 * ch);
-            o[j] = *(const uint4 *)(z + (row + j) * a.out.row_stride + 8 * ch);
+            d[j] = fetch_chunk<D>(dz + (row + j) * a.dout.row_stride, ch, a.dim);
+            o[j] = fetch_chunk<D>(z + (row + j) * a.out.row_stride, ch, a.dim);
         }
 #pragma unroll
         for (int j = 0; j < 8; j++) m = fminf(m, from[j]);
@@ -123,9 +123,9 @@ template <int D> __global__ void __launch_bounds__(256, 2) hier_restrict(hti_hie
 
 /* Stage s >= 4 from stage s - 1. grid: (rows, heads), a thread per column */
 template <int D> __global__ void hier_restrict_up(hti_hier_args a) {
-    int s = a.stage, head = blockIdx.y, c = threadIdx.x;
+    int s = a.stage, head = blockIdx.x, c = threadIdx.x;
     place p;
-    if (!find_place(p, a, blockIdx.x, blockIdx.z, 3 * s, 1)) return;
+    if (!find_place(p, a, blockIdx.y, blockIdx.z, 3 * s, 1)) return;
     int64_t below = head * a.tower[s - 1] + hti_tower_at(a, 3 * s - 3, p.sequence, p.start);
     int64_t from = below + 8 * (int64_t)p.first, end = below + hti_clusters(p.length, 3 * s - 3);
     int64_t to = head * a.tower[s] + hti_tower_at(a, 3 * s, p.sequence, p.start) + p.first;
@@ -208,24 +208,22 @@ static __device__ __forceinline__ void load_numbers(shared_rows<D> &sh, const ht
 /* One chunk of a row of q, k, v and G; a row that takes no part is zero. */
 template <int D>
 static __device__ __forceinline__ void load_level0(level_rows<D, ROWS0> &l, const place &p,
-                                                   const sources &s, const float *m) {
+                                                   const sources &s, const float *m, int dim) {
     constexpr int CH = D / 8, STEP = THREADS / CH;
     constexpr uint32_t ACROSS = sizeof l.q;
     int ch = threadIdx.x % CH, row = threadIdx.x / CH, r = p.first - NEAR + row;
     uint32_t to = shared_address(l.q + rows<D>::at(row, ch));
-    const bf16 *q = s.q.data + (int64_t)r * s.q.stride + 8 * ch,
-               *k = s.k.data + (int64_t)r * s.k.stride + 8 * ch;
-    const bf16 *v = s.v.data + (int64_t)r * s.v.stride + 8 * ch,
-               *g = s.g.data + (int64_t)r * s.g.stride + 8 * ch;
+    const bf16 *q = s.q.data + (int64_t)r * s.q.stride, *k = s.k.data + (int64_t)r * s.k.stride;
+    const bf16 *v = s.v.data + (int64_t)r * s.v.stride, *g = s.g.data + (int64_t)r * s.g.stride;
     for (; row < ROWS0; row += STEP, r += STEP, to += STEP * 2 * D) {
         int inside = r >= 0 && r < p.rows;
         int key = inside && (!s.k.mask || s.k.mask[r]),
             query = inside && (!s.q.mask || s.q.mask[r]);
         int live = m[EDGE + row] < POS_INF;
-        copy_async_if(to, query ? q : s.q.data, query);
-        copy_async_if(to + ACROSS, key ? k : s.k.data, key);
-        copy_async_if(to + 2 * ACROSS, key ? v : s.v.data, key);
-        copy_async_if(to + 3 * ACROSS, live ? g : s.g.data, live);
+        copy_chunk<D>(to, q, s.q.data, query, ch, dim);
+        copy_chunk<D>(to + ACROSS, k, s.k.data, key, ch, dim);
+        copy_chunk<D>(to + 2 * ACROSS, v, s.v.data, key, ch, dim);
+        copy_chunk<D>(to + 3 * ACROSS, g, s.g.data, live, ch, dim);
         q += STEP * s.q.stride, k += STEP * s.k.stride, v += STEP * s.v.stride,
             g += STEP * s.g.stride;
     }
@@ -311,7 +309,8 @@ static __device__ __forceinline__ void join4(shared_rows<D> &sh, const hti_hier_
 /* The far ends of level 2 come from memory; m must be there. */
 template <int D>
 static __device__ __forceinline__ void build_far(shared_rows<D> &sh, const hti_hier_args &a,
-                                                 const place &p, const sources &s, int plain) {
+                                                 const place &p, const sources &s, int plain,
+                                                 int dim) {
     constexpr int CH = D / 8, ROWS = EDGE / 4;
     for (int i = threadIdx.x; i < 8 * ROWS * CH; i += THREADS) {
         int ch = i % CH, row = i / CH % ROWS, side = i / (CH * ROWS) & 1,
@@ -327,14 +326,15 @@ static __device__ __forceinline__ void build_far(shared_rows<D> &sh, const hti_h
                          : which == 2 ? s.v.stride
                                       : s.g.stride;
         const uint8_t *mask = which == 0 ? s.q.mask : s.k.mask;
-        const bf16 *from = data + r * stride + 8 * ch;
+        const bf16 *from = data + r * stride;
         uint4 y[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int inside = r + j >= 0 && r + j < p.rows;
             int live =
                 which == 3 ? sh.n0.m[4 * row + j] < POS_INF : inside && (!mask || mask[r + j]);
-            y[j] = live ? *(const uint4 *)(from + j * stride) : make_uint4(0, 0, 0, 0);
+            y[j] = make_uint4(0, 0, 0, 0);
+            if (live) y[j] = fetch_chunk<D>(from + j * stride, ch, dim);
         }
         join4(sh, a, y, which, row, ch, plain);
     }
@@ -528,7 +528,7 @@ static __device__ __forceinline__ void store_sums(const sums<D> &s, const hti_hi
         uint32_t y[D / 8];
 #pragma unroll
         for (int i = 0; i < D / 8; i++) y[i] = live ? pack2(s.x[i][2 * h], s.x[i][2 * h + 1]) : 0;
-        store_row<D>(x + 8 * h * stride, y, t, first + 8 * h + g < p.rows);
+        store_row<D>(x + 8 * h * stride, y, t, first + 8 * h + g < p.rows, BASE ? a.dim : D);
     }
 }
 
@@ -602,16 +602,16 @@ template <int D, int PLAIN, int BASE>
 __global__ void __launch_bounds__(THREADS, 1) hier_grad_stage(hti_hier_args a) {
     extern __shared__ __align__(128) char shared_bytes[];
     shared_rows<D> &sh = *(shared_rows<D> *)shared_bytes;
-    int warp = warp_index(), lane = threadIdx.x % 32, strip = warp % STRIPS, head = blockIdx.y;
+    int warp = warp_index(), lane = threadIdx.x % 32, strip = warp % STRIPS, head = blockIdx.x;
     place p;
-    if (!find_place(p, a, blockIdx.x, blockIdx.z, 3 * a.stage, CHUNK)) return;
+    if (!find_place(p, a, blockIdx.y, blockIdx.z, 3 * a.stage, CHUNK)) return;
     if (a.stage == a.stages - 1) chain_wait(); /* for the tower */
     chain_next();
     sources s = sources_of<BASE>(a, p, head, D);
     load_numbers(sh, a, p, s, PLAIN);
     __syncthreads();
-    load_level0(sh.l0, p, s, sh.n0.m);
-    build_far(sh, a, p, s, PLAIN);
+    load_level0(sh.l0, p, s, sh.n0.m, BASE ? a.dim : D);
+    build_far(sh, a, p, s, PLAIN, BASE ? a.dim : D);
     copy_async_wait();
     __syncthreads();
     build_level1(sh, a, PLAIN); /* always: takes_parent reads its counts */
@@ -647,16 +647,17 @@ static size_t carve_scratch(hti_hier_args *a, void *base, int dim, int packed) {
 size_t hti_hier_backward_scratch(const ht_attention_desc *d) {
     hti_hier_args a;
     hti_hier_most(&a, d);
-    return carve_scratch(&a, nullptr, (int)d->head_dim, 1);
+    return carve_scratch(&a, nullptr, hti_hier_width(d), 1);
 }
 
 int hti_hier_takes_backward(const hti_attention_call *c) {
-    return c->desc->q_heads == c->desc->kv_heads && c->desc->head_dim <= 64 &&
-           hti_aligned(c->dout) && hti_aligned(c->dq) && hti_aligned(c->dk) && hti_aligned(c->dv);
+    int64_t dim = c->desc->head_dim;
+    return c->desc->q_heads == c->desc->kv_heads && dim <= 64 && hti_aligned(c->dout, dim) &&
+           hti_aligned(c->dq, dim) && hti_aligned(c->dk, dim) && hti_aligned(c->dv, dim);
 }
 
 template <int D, int PLAIN> static ht_status run_stage(ht_context *ctx, const hti_hier_args &a) {
-    dim3 grid = grid_of(a, 3 * a.stage, CHUNK, a.q_heads);
+    dim3 grid = grid_heads(a, 3 * a.stage, CHUNK, a.q_heads);
     size_t shared = sizeof(shared_rows<D>);
     if (a.stage == 0)
         return launch_chained(ctx, hier_grad_stage<D, PLAIN, 1>, "hier_grad_stage", grid, THREADS,
@@ -667,10 +668,10 @@ template <int D, int PLAIN> static ht_status run_stage(ht_context *ctx, const ht
 
 template <int D> static ht_status run_backward(ht_context *ctx, hti_hier_args a) {
     size_t shared = (SPAN3 * D + 2 * SPAN3) * sizeof(float);
-    TRY(hti_cuda_launch(ctx, hier_restrict<D>, "hier_restrict", grid_of(a, 0, SPAN, a.q_heads), 256,
-                        shared, a));
+    TRY(hti_cuda_launch(ctx, hier_restrict<D>, "hier_restrict", grid_heads(a, 0, SPAN, a.q_heads),
+                        256, shared, a));
     for (a.stage = 4; a.stage < a.stages; a.stage++) {
-        dim3 grid = grid_of(a, 3 * a.stage, 1, a.q_heads);
+        dim3 grid = grid_heads(a, 3 * a.stage, 1, a.q_heads);
         TRY(hti_cuda_launch(ctx, hier_restrict_up<D>, "hier_restrict_up", grid, D, 0, a));
     }
     for (int s = a.stages - 1; s >= 0; s--) {
@@ -685,7 +686,7 @@ template <int D> static ht_status run_backward(ht_context *ctx, hti_hier_args a)
 }
 
 ht_status hti_hier_backward(ht_context *ctx, const hti_attention_call *c) {
-    int dim = (int)c->desc->head_dim;
+    int dim = hti_hier_width(c->desc);
     hti_hier_args a;
     hti_hier_set(&a, c);
     hti_hier_carve_saved(&a, c->saved, dim, 1);

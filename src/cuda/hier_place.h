@@ -49,7 +49,7 @@ static __device__ __forceinline__ int find_place(place &p, const hti_hier_args &
         p.first = (int)(x - (hti_tower_at(a, level, lo, p.start) / chunk + lo)) * chunk;
     }
     p.rows = (p.length + (1 << level) - 1) >> level;
-    p.levels = levels_of(p.length);
+    p.levels = a.local ? 1 : levels_of(p.length);
     return p.first < p.rows && p.levels > level;
 }
 
@@ -59,6 +59,13 @@ static inline dim3 grid_of(const hti_hier_args &a, int level, int chunk, int pla
         return dim3((unsigned)((hti_clusters(a.length, level) + chunk - 1) / chunk), planes,
                     a.sequences);
     return dim3((unsigned)(hti_tower_at(a, level, 0, a.rows) / chunk + a.sequences + 1), planes, 1);
+}
+
+/* The same with heads first: neighbours in time then read neighbouring bytes, since the heads of a
+ * row lie side by side. */
+static inline dim3 grid_heads(const hti_hier_args &a, int level, int chunk, int planes) {
+    dim3 g = grid_of(a, level, chunk, planes);
+    return dim3(g.y, g.x, g.z);
 }
 
 /* Element offset of row 0 of a sequence in a caller's tensor. */

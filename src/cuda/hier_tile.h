@@ -76,6 +76,40 @@ static __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
 }
 
+static __device__ __forceinline__ void copy8_async_if(uint32_t dst, const void *src, int there) {
+    int bytes = there ? 8 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(dst), "l"(src), "r"(bytes));
+}
+
+/* ---- narrow rows ---- */
+
+/* Rows of 4 or 8 columns (dim) run as rows of 16, the rest zero: in device memory they are narrow,
+ * on chip and in towers they are not. Only D = 16 pays for asking. */
+
+/* Chunk ch (8 columns) of a row. */
+template <int D>
+static __device__ __forceinline__ uint4 fetch_chunk(const bf16 *row, int ch, int dim) {
+    if (D > 16 || dim == 16) return __ldg((const uint4 *)(row + 8 * ch));
+    if (ch > 0) return make_uint4(0, 0, 0, 0);
+    if (dim == 8) return __ldg((const uint4 *)row);
+    uint2 x = __ldg((const uint2 *)row);
+    return make_uint4(x.x, x.y, 0, 0);
+}
+
+/* The same into shared memory; zeros where `there` is 0. safe: any valid row */
+template <int D>
+static __device__ __forceinline__ void copy_chunk(uint32_t to, const bf16 *row, const bf16 *safe,
+                                                  int there, int ch, int dim) {
+    if (D > 16 || dim == 16) {
+        copy_async_if(to, there ? row + 8 * ch : safe, there);
+    } else {
+        there = there && ch == 0;
+        row = there ? row : safe;
+        copy8_async_if(to, row, there);
+        copy8_async_if(to + 8, there && dim == 8 ? row + 4 : safe, there && dim == 8);
+    }
+}
+
 /* ---- rows in shared memory ---- */
 
 /* Rows of D bf16 without padding; 16-byte chunks are moved about inside a row so that neither the
@@ -138,12 +172,12 @@ template <int D>
 static __device__ __forceinline__ void load_row(uint32_t out[D / 8], const bf16 *row, int t,
                                                 int there) {
     if constexpr (D == 16) {
-        uint2 x = there ? *(const uint2 *)(row + 4 * t) : make_uint2(0, 0);
+        uint2 x = there ? __ldg((const uint2 *)(row + 4 * t)) : make_uint2(0, 0);
         out[0] = x.x, out[1] = x.y;
     } else {
 #pragma unroll
         for (int i = 0; i < D / 32; i++) {
-            uint4 x = there ? *(const uint4 *)(row + 32 * i + 8 * t) : make_uint4(0, 0, 0, 0);
+            uint4 x = there ? __ldg((const uint4 *)(row + 32 * i + 8 * t)) : make_uint4(0, 0, 0, 0);
             out[4 * i] = x.x, out[4 * i + 1] = x.y, out[4 * i + 2] = x.z, out[4 * i + 3] = x.w;
         }
     }
@@ -359,8 +393,10 @@ static __device__ __forceinline__ uint4 pack8(const float x[8]) {
  * bytes and four of them a whole sector. */
 template <int D>
 static __device__ __forceinline__ void store_row(bf16 *row, const uint32_t x[D / 8], int t,
-                                                 int there) {
-    row += 8 * (t & 1) + 4 * (t >> 1);
+                                                 int there, int dim = D) {
+    int column = 8 * (t & 1) + 4 * (t >> 1);
+    row += column;
+    if (D == 16) there = there && column < dim;
     asm volatile("" : "+l"(row)); /* one address for all stores */
     uint2 out[D / 16];
 #pragma unroll

@@ -107,14 +107,19 @@ static hti_norm_call final_norm(const hti_net *n) {
     return a;
 }
 
-ht_status hti_net_forward(hti_net *n, int train) {
-    const hti_ops *ops = n->ctx->ops;
+ht_status hti_net_layers(hti_net *n, int train, int64_t count) {
     n->rows.train = train;
     hti_embed_call embed = embed_call(n);
-    TRY(ops->embed_forward(n->ctx, &embed));
-    for (int64_t l = 0; l < n->c->layers; l++)
+    TRY(n->ctx->ops->embed_forward(n->ctx, &embed));
+    for (int64_t l = 0; l < count; l++)
         TRY(hti_layer_forward(&n->layers, l, &n->weights[l], &n->rows, &n->kept[l], &n->work,
                               l ? n->kept[l - 1].x1 : n->embedded, l > 0));
+    return HT_OK;
+}
+
+ht_status hti_net_forward(hti_net *n, int train) {
+    const hti_ops *ops = n->ctx->ops;
+    TRY(hti_net_layers(n, train, n->c->layers));
     hti_norm_call norm = final_norm(n);
     TRY(ops->norm_forward(n->ctx, &norm));
     if (n->c->task == HT_TASK_LANGUAGE) return HT_OK;

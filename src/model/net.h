@@ -53,6 +53,8 @@ void hti_net_destroy(hti_net *net);
 /* Checks a batch and copies it to the device. */
 ht_status hti_net_load(hti_net *net, const ht_batch *batch);
 
+/* The loaded batch through the embedding and the first `count` layers. */
+ht_status hti_net_layers(hti_net *net, int train, int64_t count);
 /* The loaded batch through the model up to what the loss reads; train: with dropout. */
 ht_status hti_net_forward(hti_net *net, int train);
 /* Then one of: the loss into step->out; the same with gradients of all parameters, added to grads;

@@ -100,7 +100,7 @@ static void test_export(void **state) {
     const program_result *r = program_run("export line --to small");
     assert_int_equal(r->code, 0);
     r = program_run(
-        "generate small --prompt 'the cat' --temperature 0 --tokens 16 --quiet --report 8");
+        "generate small --prompt 'the cat' --temperature 0 --tokens 16 --discard --report 8");
     assert_int_equal(r->code, 0);
     assert_string_equal(r->out, "");
     assert_non_null(strstr(r->err, "8 tokens: "));

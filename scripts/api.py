@@ -1,0 +1,162 @@
+"""docs/api.md from include/htransformer.h: every function, struct and setting with the header's own
+words, in the header's order.
+
+    python3 scripts/api.py            writes docs/api.md
+    python3 scripts/api.py --check    exits 1 and says so if it is not what the header gives
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+INTRO = """# The library
+
+Every function of [include/htransformer.h](../include/htransformer.h), made from the header by
+`scripts/api.py`; a test compares them. A whole program is
+[examples/attend.c](../examples/attend.c).
+
+| I want to | calls |
+|---|---|
+| compute attention | `ht_context_create`, `ht_attention_create`, `ht_attention_forward` |
+| and its gradients | `ht_attention_get_need`, forward with `saved`, `ht_attention_backward` |
+| decode token by token | `ht_cache_create`, `ht_cache_extend` |
+| train a model from files | `ht_config_preset`, `ht_data_open`, `ht_model_create`, `ht_train` |
+| train with a loop of my own | the same, then `ht_data_draw` and `ht_trainer_step` |
+| use a trained model | `ht_model_load`, `ht_trainer_create`, `ht_trainer_predict` |
+| look inside | `ht_model_read`, `ht_trainer_read_qkv`, `ht_trainer_read_gradient` |
+
+Link with `pkg-config --cflags --libs htransformer`, or CMake's `find_package(htransformer)` and
+`htransformer::htransformer`.
+"""
+
+
+def plain(comment):
+    """The words of a comment, without its stars, as one paragraph."""
+    lines = [re.sub(r"^\s*/?\*+/?", "", line).strip() for line in comment.split("\n")]
+    return " ".join(" ".join(lines).replace("*/", "").split())
+
+
+def chunks(text):
+    """Pieces of the header between empty lines; those inside braces stay together."""
+    piece, depth = [], 0
+    for line in text.split("\n") + [""]:
+        depth += line.count("{") - line.count("}")
+        if not line.strip() and depth <= 0:
+            if piece:
+                yield "\n".join(piece)
+            piece, depth = [], 0
+        else:
+            piece.append(line)
+
+
+def entries(chunk):
+    """(comment, code) pairs: a comment on lines of its own starts a new entry."""
+    comment, code, inside, depth = "", [], False, 0
+    for line in chunk.split("\n"):
+        starts = depth == 0 and line.startswith("/*")
+        if starts and code:
+            yield comment, "\n".join(code)
+            comment, code = "", []
+        if starts or inside:
+            comment += ("\n" if inside else "") + line
+            inside = "*/" not in line
+            continue
+        depth += line.count("{") - line.count("}")
+        code.append(line)
+    if code or comment:
+        yield comment, "\n".join(code)
+
+
+def functions(code):
+    return re.findall(r"^HT_API [^;]*?\b(ht_[a-z0-9_]+)\(", code, re.M)
+
+
+def values(kind, default, least, most):
+    """Default and range of a setting; a choice is named in its own words."""
+    return ("", "") if kind == "CHOICE" else (default, "%s to %s" % (least, most))
+
+
+def settings(code):
+    """The table of HT_CONFIG_MAP."""
+    numbers = r"X\((\w+), (\w+), ([^,]+), ([^,]+), ([^,]+),"
+    words = r'[\s\\]*"((?:[^"\\]|\\.|"\s*\\?\s*")*)"\)'
+    rows = re.findall(numbers + words, code)
+    yield "| setting | kind | default | range | meaning |"
+    yield "|---|---|---|---|---|"
+    for kind, name, default, least, most, about in rows:
+        about = re.sub(r'"\s*\\?\s*"', "", about).replace("|", "\\|")
+        yield "| `%s` | %s | %s | %s | %s |" % (
+            name, kind.lower(), *values(kind, default, least, most), about)
+    if len(rows) != len(re.findall(r"\bX\(\w+, \w+,", code)):
+        sys.exit("scripts/api.py: some line of HT_CONFIG_MAP was not understood")
+
+
+def title(code):
+    names = functions(code)
+    if names:
+        return ", ".join("`%s`" % name for name in names)
+    found = re.search(r"typedef (?:struct|enum) (ht_\w+)", code)
+    if found:
+        return "`%s`" % found.group(1)
+    found = re.search(r"#define (HT_\w+)", code) or re.search(r"enum \{ (HT_[A-Z]+)_", code)
+    return "`%s`" % found.group(1) if found else None
+
+
+def entry(comment, code):
+    if "#define HT_CONFIG_MAP" in code:
+        yield "### Settings"
+        yield plain(comment)
+        yield "\n".join(settings(code))
+        return
+    if not code.strip():
+        if comment:
+            yield plain(comment)
+        return
+    name = title(code)
+    if name:
+        yield "### " + name
+    if comment:
+        yield plain(comment)
+    yield "```c\n%s\n```" % code.replace("HT_API ", "")
+
+
+def rules(header):
+    """The header's opening words about errors, threads and memory."""
+    opening = header[:header.index("*/")].split("\n *\n")
+    for paragraph in opening:
+        words = plain(paragraph)
+        if words.startswith(("Every fallible", "Threads:", "Memory:")):
+            yield words
+
+
+def page(header):
+    out = [INTRO.strip(), "## Rules", *rules(header)]
+    parts = re.split(r"^/\* ---- (.*?) -+ \*/$", header, flags=re.M)
+    for heading, body in zip(parts[1::2], parts[2::2]):
+        body = body.split("#ifdef __cplusplus")[0]
+        out.append("## " + heading[0].upper() + heading[1:])
+        for chunk in chunks(body):
+            for comment, code in entries(chunk):
+                out.extend(entry(comment, code))
+    return "\n\n".join(out) + "\n"
+
+
+def main():
+    header = (ROOT / "include/htransformer.h").read_text()
+    text, target = page(header), ROOT / "docs/api.md"
+    # every function has a heading of its own, whatever the layout of the header
+    headed = set(re.findall(r"`(ht_[a-z0-9_]+)`", "\n".join(
+        line for line in text.split("\n") if line.startswith("### "))))
+    declared = set(re.findall(r"^HT_API [^;(]*?\b(ht_[a-z0-9_]+)\(", header, re.M))
+    if declared - headed:
+        sys.exit("scripts/api.py: no entry for " + ", ".join(sorted(declared - headed)))
+    if "--check" not in sys.argv:
+        target.write_text(text)
+        return
+    if not target.is_file() or target.read_text() != text:
+        sys.exit("docs/api.md is not what the header gives: python3 scripts/api.py writes it anew")
+    print("docs/api.md: %d functions" % len(declared))
+
+
+main()
