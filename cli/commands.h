@@ -13,6 +13,8 @@ extern const cli_command cli_attend;          /* attend.c */
 extern const cli_command cli_train;           /* train.c */
 extern const cli_command cli_eval;            /* eval.c */
 extern const cli_command cli_predict;         /* predict.c */
+extern const cli_command cli_generate;        /* generate.c */
+extern const cli_command cli_export;          /* export.c */
 extern const cli_command cli_map;             /* map.c */
 extern const cli_command cli_report;          /* report.c */
 extern const cli_command cli_completion;      /* completion.c */

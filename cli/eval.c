@@ -3,6 +3,7 @@
  * leaves.
  */
 #include "json.h"
+#include "measure.h"
 #include "run.h"
 
 #include <math.h>
@@ -13,7 +14,7 @@ typedef struct eval_values {
     const char *run, *data, *papers, *device;
     int64_t threads, fresh, items;
     double holdout;
-    int json, last, part;
+    int json, last, part, by_position;
 } eval_values;
 
 static const char *const parts[] = {"train", "valid", "test", NULL};
@@ -32,6 +33,8 @@ static const cli_option options[] = {
     {"items", CLI_INT, offsetof(eval_values, items), "N", "0", .min = 0, .max = 1000000000,
      .help = "no more than about N items, the first ones; 0: all"},
     {"last", CLI_FLAG, offsetof(eval_values, last), .help = "the newest checkpoint, not the best"},
+    {"by_position", CLI_FLAG, offsetof(eval_values, by_position),
+     .help = "language models: loss by position in the context, too"},
     {"json", CLI_FLAG, offsetof(eval_values, json), .help = "one JSON object instead of text"},
     {"device", CLI_TEXT, offsetof(eval_values, device), "NAME", .help = "as in htransformer info"},
     {"threads", CLI_INT, offsetof(eval_values, threads), "N", "0", .min = 0, .max = 4096,
@@ -39,26 +42,25 @@ static const cli_option options[] = {
     {0},
 };
 
-/* Sums over items; of a language model an item is a window, its score the mean loss in bits. */
+/* Sums over items. */
 typedef struct totals {
     double loss, correct, targets; /* over targets */
-    double items, sum, square;     /* language: of the windows' mean bits */
     double majority;
+    measure language;
 } totals;
 
-/* The spread of a language model's windows. */
-static bool add_windows(totals *t, run_model *m, const ht_batch *batch, float *losses) {
+static bool add_losses(totals *t, run_model *m, const ht_batch *batch, float *losses) {
     if (ht_trainer_predict(m->trainer, batch, losses) != HT_OK) return false;
-    for (int64_t i = 0; i < batch->sequences; i++) {
-        double sum = 0, n = 0;
-        for (int32_t k = batch->cu_seqlens[i]; k < batch->cu_seqlens[i + 1]; k++)
-            if (batch->targets[k] >= 0) sum += losses[k], n++;
-        if (n == 0) continue;
-        double bits = sum / n / log(2);
-        t->sum += bits;
-        t->square += bits * bits;
-        t->items++;
-    }
+    measure_add(&t->language, batch, losses);
+    return true;
+}
+
+static bool add_report(totals *t, run_model *m, const ht_batch *batch) {
+    ht_report r = HT_REPORT_INIT;
+    if (ht_trainer_evaluate(m->trainer, batch, &r) != HT_OK) return false;
+    t->loss += r.loss * (double)r.targets;
+    t->correct += (double)r.correct;
+    t->targets += (double)r.targets;
     return true;
 }
 
@@ -69,48 +71,48 @@ static bool evaluate(totals *t, run_model *m, ht_data *data, int64_t items, cli_
     float *losses =
         language ? malloc(sizeof *losses * (size_t)(m->config.batch * m->config.length)) : NULL;
     bool good = !language || losses || cli_fail(error, "out of memory");
+    t->language.tokenizer = m->tokenizer;
+    t->language.documents = m->config.documents;
     for (int64_t seen = 0; good && (items == 0 || seen < items);) {
         if ((status = ht_data_next(data, &batch)) == HT_END) break;
         seen += m->config.batch;
-        ht_report r = HT_REPORT_INIT;
-        good = status == HT_OK && ht_trainer_evaluate(m->trainer, &batch, &r) == HT_OK &&
-               (!language || add_windows(t, m, &batch, losses));
+        good = status == HT_OK &&
+               (language ? add_losses(t, m, &batch, losses) : add_report(t, m, &batch));
         if (!good) cli_fail(error, "%s", ht_context_error(m->ctx));
-        t->loss += r.loss * (double)r.targets;
-        t->correct += (double)r.correct;
-        t->targets += (double)r.targets;
     }
     free(losses);
     return good;
 }
 
-static void print(const totals *t, const run_model *m, int as_json) {
-    bool language = m->config.task == HT_TASK_LANGUAGE;
-    double loss = t->loss / t->targets, share = t->correct / t->targets;
-    double error = sqrt(share * (1 - share) / t->targets), bits = loss / log(2), spread = 0;
-    if (t->items > 1)
-        spread = sqrt(fmax(0, t->square / t->items - pow(t->sum / t->items, 2)) / (t->items - 1));
-    if (as_json) {
-        json_writer json = {.out = stdout};
-        json_open(&json, NULL, '{');
-        json_text(&json, "model", m->path);
-        json_int(&json, "targets", (int64_t)t->targets);
-        json_real(&json, "loss", loss);
-        json_real(&json, "accuracy", share);
-        json_real(&json, "accuracy_error", error);
-        if (language) json_real(&json, "bits_per_byte", bits);
-        if (language) json_real(&json, "bits_per_byte_error", spread);
-        if (!language) json_real(&json, "majority", t->majority);
-        json_close(&json, '}');
-        putchar('\n');
-    } else if (language) {
-        printf("%.4f +- %.4f bits per byte over %.0f bytes (%s)\n", bits, spread, t->targets,
-               m->path);
+static void print_json(const totals *t, const run_model *m, int by_position) {
+    double share = t->correct / t->targets;
+    json_writer json = {.out = stdout};
+    json_open(&json, NULL, '{');
+    json_text(&json, "model", m->path);
+    if (m->config.task == HT_TASK_LANGUAGE) {
+        measure_json(&t->language, &json, by_position);
     } else {
+        json_int(&json, "targets", (int64_t)t->targets);
+        json_real(&json, "loss", t->loss / t->targets);
+        json_real(&json, "accuracy", share);
+        json_real(&json, "accuracy_error", sqrt(share * (1 - share) / t->targets));
+        json_real(&json, "majority", t->majority);
+    }
+    json_close(&json, '}');
+    putchar('\n');
+}
+
+static void print(const totals *t, const run_model *m, const eval_values *v) {
+    double loss = t->loss / t->targets, share = t->correct / t->targets;
+    if (v->json)
+        print_json(t, m, v->by_position);
+    else if (m->config.task == HT_TASK_LANGUAGE)
+        measure_print(&t->language, m->path, v->by_position);
+    else
         printf("accuracy %.2f +- %.2f %% of %.0f items, loss %.4f; the largest class alone %.2f %% "
                "(%s)\n",
-               100 * share, 100 * error, t->targets, loss, 100 * t->majority, m->path);
-    }
+               100 * share, 100 * sqrt(share * (1 - share) / t->targets), t->targets, loss,
+               100 * t->majority, m->path);
 }
 
 static bool open_data(ht_data **out, run_model *m, const eval_values *v, double *majority,
@@ -124,6 +126,7 @@ static bool open_data(ht_data **out, run_model *m, const eval_values *v, double 
     desc.papers = v->papers;
     desc.holdout = v->holdout;
     desc.part = (ht_part)v->part;
+    desc.tokenizer = m->tokenizer;
     if (v->fresh && (v->data || !made))
         return cli_fail(error, "--fresh is for ListOps and Pathfinder, without --data");
     if (!v->data && !made)
@@ -153,7 +156,7 @@ static int run(const void *values) {
     bool good =
         open_data(&data, &m, v, &t.majority, &error) && evaluate(&t, &m, data, v->items, &error);
     if (good)
-        print(&t, &m, v->json);
+        print(&t, &m, v);
     else
         cli_say("eval", "%s", error.text);
     ht_data_close(data);
@@ -164,7 +167,10 @@ static int run(const void *values) {
 const cli_command cli_eval = {
     .name = "eval",
     .summary = "how good a trained model is, with standard error",
-    .about = "RUN is a run folder of train, or a checkpoint itself.\n",
+    .about =
+        "RUN is a run folder of train, or a checkpoint itself. Language models: bits per byte, "
+        "loss and perplexity per token and per word; errors come from the spread over "
+        "sequences.\n",
     .options = options,
     .word = "RUN",
     .word_offset = offsetof(eval_values, run),

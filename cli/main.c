@@ -13,10 +13,10 @@
 #define ABOUT "attention whose cost is linear in the length of the sequence"
 
 const cli_command *const cli_commands[] = {
-    &cli_train,       &cli_eval,      &cli_predict,         &cli_info,         &cli_attend,
-    &cli_map,         &cli_report,    &cli_bench_attention, &cli_bench_decode, &cli_data_make,
-    &cli_data_import, &cli_data_show, &cli_data_ladder,     &cli_results,      &cli_completion,
-    &cli_man,         NULL,
+    &cli_train,        &cli_eval,       &cli_predict,     &cli_generate,  &cli_export,
+    &cli_info,         &cli_attend,     &cli_map,         &cli_report,    &cli_bench_attention,
+    &cli_bench_decode, &cli_data_make,  &cli_data_import, &cli_data_show, &cli_data_ladder,
+    &cli_results,      &cli_completion, &cli_man,         NULL,
 };
 
 /* A command's first word is `word`; for "bench" there are two of them. */

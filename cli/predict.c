@@ -62,19 +62,20 @@ static void print_line(const predictor *p, const char *text, size_t bytes) {
     putchar('\n');
 }
 
-static void print_bits(const predictor *p, const char *text, size_t bytes, int64_t count) {
+static void print_bits(const predictor *p, const char *text, size_t bytes, int64_t count,
+                       int64_t encoded) {
     double sum = 0;
     for (int64_t i = 0; i < count; i++) sum += p->out[i] / log(2);
     if (p->json) {
         json_writer json = {.out = stdout};
         json_open(&json, NULL, '{');
         json_int(&json, "line", p->line);
-        json_real(&json, "bits_per_byte", sum / (double)count);
-        json_int(&json, "bytes", count);
+        json_real(&json, "bits_per_byte", sum / (double)encoded);
+        json_int(&json, "bytes", encoded);
         json_close(&json, '}');
         putchar('\n');
     } else {
-        printf("%.4f\t%.*s\n", sum / (double)count, (int)bytes, text);
+        printf("%.4f\t%.*s\n", sum / (double)encoded, (int)bytes, text);
     }
 }
 
@@ -82,7 +83,11 @@ static void print_bits(const predictor *p, const char *text, size_t bytes, int64
 static int64_t encode(predictor *p, int64_t at, const char *text, size_t bytes, cli_error *error) {
     const ht_config *c = &p->m.config;
     int64_t count = 0;
-    if (ht_data_encode(p->m.ctx, c, text, bytes, p->tokens + at, c->length, &count) != HT_OK) {
+    ht_status status =
+        p->m.tokenizer
+            ? ht_tokenizer_encode(p->m.tokenizer, text, bytes, p->tokens + at, c->length, &count)
+            : ht_data_encode(p->m.ctx, c, text, bytes, p->tokens + at, c->length, &count);
+    if (status != HT_OK) {
         cli_fail(error, "line %lld: %s", p->line, ht_context_error(p->m.ctx));
         return -1;
     }
@@ -108,7 +113,13 @@ static bool language_line(predictor *p, const char *text, size_t bytes, cli_erro
     memcpy(p->targets, p->tokens + 1, sizeof *p->targets * (size_t)n);
     if (ht_trainer_predict(p->m.trainer, &batch, p->out) != HT_OK)
         return cli_fail(error, "line %lld: %s", p->line, ht_context_error(p->m.ctx));
-    print_bits(p, text, bytes, n);
+    int64_t encoded = 0; /* bytes of the tokens that were asked for */
+    for (int64_t i = 1; i <= n; i++) {
+        size_t size;
+        ht_tokenizer_piece(p->m.tokenizer, p->tokens[i], &size);
+        encoded += (int64_t)size;
+    }
+    print_bits(p, text, bytes, n, encoded);
     return true;
 }
 

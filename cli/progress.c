@@ -35,6 +35,7 @@ static void print_data(const char *name, const ht_data *data) {
     if (!data || ht_data_get_info(data, &info) != HT_OK) return;
     printf("  %-10s %lld items, %lld tokens, longest %lld", name, (long long)info.items,
            (long long)info.tokens, (long long)info.longest);
+    if (info.documents) printf(", %lld documents", (long long)info.documents);
     if (info.cut) printf(", %lld were cut to length", (long long)info.cut);
     if (info.majority > 0) printf(", largest class %.1f %%", 100 * info.majority);
     putchar('\n');

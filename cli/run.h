@@ -6,6 +6,7 @@
  *     log.jsonl                 one line per step and per evaluation
  *     step-N.safetensors        checkpoints to go on from
  *     best.safetensors          the weights with the best evaluation
+ *     tokens.model              language models of sub-words: their SentencePiece model
  */
 #ifndef CLI_RUN_H
 #define CLI_RUN_H
@@ -16,7 +17,8 @@
 typedef struct run_model {
     ht_context *ctx;
     ht_model *model;
-    ht_trainer *trainer;
+    ht_trainer *trainer;     /* run_open */
+    ht_tokenizer *tokenizer; /* language models */
     ht_config config;
     char path[4096]; /* the file it came from */
 } run_model;
@@ -24,10 +26,16 @@ typedef struct run_model {
 /* `run`: a folder, or a checkpoint itself. last: the newest checkpoint instead of the best. */
 bool run_open(run_model *out, const char *run, int last, const char *device, int64_t threads,
               int *code, cli_error *error);
+/* The same with the model alone. run NULL: the model that comes with the program. */
+bool run_load(run_model *out, const char *run, int last, const char *device, int64_t threads,
+              int *code, cli_error *error);
 void run_close(run_model *m);
 
 /* "folder/name" into out [4096]. */
 bool run_path(char *out, const char *folder, const char *name, cli_error *error);
+
+/* A file again under another name, whole or not at all. */
+bool run_copy(const char *to, const char *from, cli_error *error);
 
 /* A small text file, from malloc; NULL and a sentence if it cannot be read. */
 char *run_read_text(const char *path, cli_error *error);

@@ -22,7 +22,7 @@ typedef struct given {
 } given;
 
 typedef struct train_values {
-    const char *run, *preset, *config, *data, *valid, *papers, *device;
+    const char *run, *preset, *config, *data, *valid, *papers, *tokenizer, *device;
     double holdout;
     int64_t threads;
     int resume, quiet;
@@ -46,6 +46,8 @@ static const cli_option options[] = {
      .help = "start from these settings; default small-listops, with --data small"},
     {"config", CLI_READ, offsetof(train_values, config), "FILE",
      .help = "JSON object of settings, over the preset"},
+    {"tokenizer", CLI_READ, offsetof(train_values, tokenizer), "FILE",
+     .help = "language models: a SentencePiece model; without it tokens are bytes"},
     {"resume", CLI_FLAG, offsetof(train_values, resume),
      .help = "go on with the run in the folder, bit for bit"},
     {"device", CLI_TEXT, offsetof(train_values, device), "NAME", .help = "as in htransformer info"},
@@ -258,11 +260,12 @@ static bool keep_stdin(char *data, const char *run, cli_error *error) {
 }
 
 static bool open_part(ht_data **out, ht_context *ctx, const ht_config *config, const places *p,
-                      ht_part part, cli_error *error) {
+                      ht_part part, const ht_tokenizer *tokenizer, cli_error *error) {
     ht_data_desc desc = HT_DATA_DESC_INIT;
     bool own = part == HT_PART_VALID && p->valid[0];
     desc.config = config;
     desc.part = part;
+    desc.tokenizer = tokenizer;
     desc.path = own ? p->valid : p->data[0] ? p->data : NULL;
     desc.papers = p->papers[0] ? p->papers : NULL;
     desc.holdout = desc.path && !p->valid[0] ? p->holdout : 0;
@@ -280,7 +283,23 @@ typedef struct run_parts {
     ht_data *train, *valid;
     ht_model *model;
     ht_trainer *trainer;
+    ht_tokenizer *tokenizer; /* NULL: bytes */
 } run_parts;
+
+/* --tokenizer is kept in the run folder, so that the run can be used without it. */
+static bool use_tokenizer(run_parts *p, const train_values *v, cli_error *error) {
+    char path[4096];
+    if (!run_path(path, v->run, "tokens.model", error)) return false;
+    if (!v->tokenizer && access(path, R_OK) != 0) return true;
+    if (p->config.task != HT_TASK_LANGUAGE)
+        return cli_fail(error, "--tokenizer is for language models, got task %s",
+                        ht_config_choice("task", (int)p->config.task));
+    if (ht_tokenizer_open(&p->tokenizer, p->ctx, v->tokenizer ? v->tokenizer : path) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(p->ctx));
+    if (v->tokenizer && !run_copy(path, v->tokenizer, error)) return false;
+    if (!v->key.vocab) p->config.vocab = ht_tokenizer_vocab(p->tokenizer);
+    return true;
+}
 
 static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
@@ -292,8 +311,9 @@ static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
         return cli_fail(error, "--data is missing: the settings ask for format %s",
                         ht_config_choice("format", (int)p->config.format));
     if (strcmp(p->where.data, "-") == 0 && !keep_stdin(p->where.data, v->run, error)) return false;
-    if (!open_part(&p->train, p->ctx, &p->config, &p->where, HT_PART_TRAIN, error) ||
-        !open_part(&p->valid, p->ctx, &p->config, &p->where, HT_PART_VALID, error))
+    if (!use_tokenizer(p, v, error)) return false;
+    if (!open_part(&p->train, p->ctx, &p->config, &p->where, HT_PART_TRAIN, p->tokenizer, error) ||
+        !open_part(&p->valid, p->ctx, &p->config, &p->where, HT_PART_VALID, p->tokenizer, error))
         return false;
     desc.config = &p->config;
     if (ht_model_create(&p->model, p->ctx, &p->config) != HT_OK ||
@@ -344,6 +364,7 @@ static int run(const void *values) {
     ht_model_destroy(p.model);
     ht_data_close(p.train);
     ht_data_close(p.valid);
+    ht_tokenizer_close(p.tokenizer);
     ht_context_destroy(p.ctx);
     return code;
 }
@@ -356,7 +377,7 @@ const cli_command cli_train = {
              "preset; config.json in the run folder has them all. Presets: small, small-listops, "
              "small-text run on a CPU in minutes; lra/listops, lra/text, lra/retrieval, lra/image, "
              "lra/pathfinder, lra/pathx have the sizes of the Long Range Arena, best/ and the same "
-             "names are larger; lm-53m, lm-144m have the sizes of the paper's language models.\n"
+             "names are larger; lm/tiny, lm/small, lm/53m, lm/144m are language models.\n"
              "Ctrl-C and SIGTERM save a checkpoint and leave; --resume goes on from it.\n",
     .options = options,
     .values_bytes = sizeof(train_values),

@@ -13,6 +13,9 @@ install(TARGETS htransformer_static EXPORT static
 if(TARGET htransformer)
   install(TARGETS htransformer RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
 endif()
+# the small language model that generate uses without a run
+install(FILES models/shakespeare.safetensors DESTINATION ${CMAKE_INSTALL_DATADIR}/htransformer
+  COMPONENT runtime OPTIONAL)
 if(TARGET htransformer_pages)
   install(FILES ${PROJECT_BINARY_DIR}/cli/htransformer.1
     DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT runtime)

@@ -3,6 +3,7 @@
 #   CBLAS   matrix products on the CPU        without it: plain loops, correct and slow
 #   zstd, zlib   compressed data files        without them: such files are refused with a sentence
 #   libpng  Pathfinder as it was released     without it: cannot be imported
+#   SentencePiece   sub-word tokens          without it: such models are refused with a sentence
 set(library_definitions)
 set(library_links)
 
@@ -40,4 +41,20 @@ find_library(PNG_LIB png)
 if(PNG_HEADER AND PNG_LIB)
   list(APPEND library_definitions HTI_PNG)
   list(APPEND library_links ${PNG_LIB})
+endif()
+
+# SentencePiece is C++: one file of ours speaks to it; without it (or without a C++ compiler)
+# sub-word models are refused with a sentence
+find_path(SENTENCEPIECE_INCLUDE sentencepiece_processor.h)
+find_library(SENTENCEPIECE_LIBRARY sentencepiece)
+include(CheckLanguage)
+check_language(CXX)
+if(SENTENCEPIECE_INCLUDE AND SENTENCEPIECE_LIBRARY AND CMAKE_CXX_COMPILER)
+  enable_language(CXX)
+  list(APPEND library_definitions HTI_SENTENCEPIECE)
+  list(APPEND library_links ${SENTENCEPIECE_LIBRARY} -lstdc++)
+  list(APPEND library_sources ${PROJECT_SOURCE_DIR}/src/data/sentencepiece.cc)
+  message(STATUS "SentencePiece: ${SENTENCEPIECE_LIBRARY}")
+else()
+  message(STATUS "SentencePiece: not found; tokens are bytes (libsentencepiece-dev)")
 endif()

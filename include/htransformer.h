@@ -314,6 +314,9 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(REAL, norm_epsilon, 1e-6, 0, 1, "added to the variance in layer norms")                      \
     X(REAL, embed_std, 0, 0, 100, "deviation of the first embeddings; 0: 1, language 0.02")        \
     X(CHOICE, dtype, 0, 0, 2, "f32 (default), bf16 or f64")                                        \
+    X(CHOICE, documents, 0, 0, 4,                                                                  \
+      "of a text: file (default), lines, articles (<doc>), wikitext or fasta")                     \
+    X(INT, across, 0, 0, 1, "of a text: windows see across the ends of documents")                 \
     X(INT, steps, 1000, 0, 1000000000, "updates of the weights")                                   \
     X(INT, batch, 32, 1, 1048576, "texts (pairs, windows) per micro-batch")                        \
     X(INT, accumulate, 1, 1, 65536, "micro-batches per update")                                    \
@@ -356,6 +359,13 @@ typedef struct ht_config {
 
 enum { HT_TASK_CLASSIFY, HT_TASK_PAIRS, HT_TASK_LANGUAGE };
 enum { HT_FORMAT_LISTOPS, HT_FORMAT_TSV, HT_FORMAT_TEXT, HT_FORMAT_IMAGES, HT_FORMAT_PATHFINDER };
+enum {
+    HT_DOCUMENTS_FILE,
+    HT_DOCUMENTS_LINES,
+    HT_DOCUMENTS_ARTICLES,
+    HT_DOCUMENTS_WIKITEXT,
+    HT_DOCUMENTS_FASTA
+};
 enum { HT_POOL_CLS, HT_POOL_FIRST, HT_POOL_MEAN, HT_POOL_MEAN_ALL };
 enum { HT_ROTARY_NONE, HT_ROTARY_LEVEL0, HT_ROTARY_ALL };
 enum { HT_SCHEDULE_CONSTANT, HT_SCHEDULE_RSQRT, HT_SCHEDULE_COSINE, HT_SCHEDULE_LINEAR };
@@ -378,6 +388,23 @@ HT_API ht_status ht_config_write_json(ht_context *ctx, const ht_config *config, 
                                       size_t bytes, size_t *length);
 HT_API ht_status ht_config_check(ht_context *ctx,
                                  const ht_config *config); /* would a model take it? */
+
+/* ---- tokens of a text -------------------------------------------------------------------- */
+
+/* From bytes to token ids and back, exactly. Token 0 is the start (and the end) of a document. */
+typedef struct ht_tokenizer ht_tokenizer;
+
+/* path: a SentencePiece model file, NULL: bytes (byte + 1). UNSUPPORTED where the library was built
+ * without SentencePiece. */
+HT_API ht_status ht_tokenizer_open(ht_tokenizer **out, ht_context *ctx, const char *path);
+HT_API void ht_tokenizer_close(ht_tokenizer *tokenizer);
+HT_API int64_t ht_tokenizer_vocab(const ht_tokenizer *tokenizer); /* ids are 0 ... vocab - 1 */
+
+/* At most `room` tokens; *count: how many the text has. */
+HT_API ht_status ht_tokenizer_encode(const ht_tokenizer *tokenizer, const char *text, size_t bytes,
+                                     int32_t *tokens, int64_t room, int64_t *count);
+/* The bytes of one token, not ended by 0; those of a text are the bytes of its tokens. */
+HT_API const char *ht_tokenizer_piece(const ht_tokenizer *tokenizer, int32_t token, size_t *bytes);
 
 /* ---- data -------------------------------------------------------------------------------- */
 
@@ -408,25 +435,30 @@ typedef struct ht_data_desc {
                          them, else images */
     ht_part part;     /* with holdout; listops and pathfinder made here */
     double holdout;   /* this share of the items is the valid part, the rest the train part; 0: the
-                         file is one part */
+                         file is one part. Of a text with enough documents whole ones are held out,
+                         else its end */
     const char *papers; /* pairs: a file of id<TAB>text; path has label<TAB>id<TAB>id. Or NULL */
+    const ht_tokenizer *tokenizer; /* text: how it becomes tokens; must outlive data. NULL: bytes */
+    size_t memory; /* text: bytes of tokens kept in memory, the rest lies in a file in TMPDIR; 0: 1
+                      GiB */
 } ht_data_desc;
 #define HT_DATA_DESC_INIT \
     { .size = sizeof(ht_data_desc) }
 
 typedef struct ht_data_info {
     size_t size;
-    int64_t items;   /* texts, pairs or windows */
-    int64_t tokens;  /* of all items */
-    int64_t longest; /* tokens of the longest item before cutting */
-    int64_t cut;     /* items that were longer than length */
-    int64_t classes; /* 1 + the largest label seen */
-    double majority; /* share of the most frequent label */
+    int64_t items;     /* texts, pairs or windows */
+    int64_t tokens;    /* of all items */
+    int64_t longest;   /* tokens of the longest item before cutting; texts: document */
+    int64_t cut;       /* items that were longer than length */
+    int64_t classes;   /* 1 + the largest label seen */
+    double majority;   /* share of the most frequent label */
+    int64_t documents; /* texts: of this part (of both, if its windows are held out) */
 } ht_data_info;
 #define HT_DATA_INFO_INIT \
     { .size = sizeof(ht_data_info) }
 
-/* Reads everything into memory. A bad line is refused with its number. */
+/* Reads everything into memory (texts: see memory). A bad line is refused with its number. */
 HT_API ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *desc);
 HT_API void ht_data_close(ht_data *data);
 HT_API ht_status ht_data_get_info(const ht_data *data, ht_data_info *out);
@@ -491,6 +523,8 @@ HT_API int64_t ht_model_parameters(const ht_model *model);                   /* 
 
 /* A safetensors file with the configuration in its metadata; whole or not there. */
 HT_API ht_status ht_model_save(const ht_model *model, const char *path);
+/* The same with numbers of another type: BF16 makes it half as large and rounds. */
+HT_API ht_status ht_model_export(const ht_model *model, const char *path, ht_dtype dtype);
 HT_API ht_status ht_model_load(ht_model **out, ht_context *ctx, const char *path);
 
 typedef struct ht_tensor_info {
@@ -506,6 +540,79 @@ HT_API int64_t ht_model_tensors(const ht_model *model);
 HT_API ht_status ht_model_tensor(const ht_model *model, int64_t index, ht_tensor_info *out);
 HT_API ht_status ht_model_read(const ht_model *model, int64_t index, double *out);
 HT_API ht_status ht_model_write(ht_model *model, int64_t index, const double *in);
+
+/* ---- generating -------------------------------------------------------------------------- */
+
+/* A language model and the decode state of `slots` texts, each at its own position. Nothing in a
+ * hierarchical state grows faster than the logarithm of the text; positions beyond the training
+ * length are fine, unless they are learned. */
+typedef struct ht_generator ht_generator;
+
+typedef struct ht_generator_desc {
+    size_t size;
+    int64_t slots; /* 0: 1 */
+    int64_t rows;  /* tokens computed at a time; longer prompts go in pieces. 0: 256 */
+} ht_generator_desc;
+#define HT_GENERATOR_DESC_INIT \
+    { .size = sizeof(ht_generator_desc) }
+
+HT_API ht_status ht_generator_create(ht_generator **out, ht_model *model,
+                                     const ht_generator_desc *desc);
+HT_API void ht_generator_destroy(ht_generator *generator);
+
+/* Appends sequence b of the batch (targets are not used) to slot slots[b] (NULL: slot b), all
+ * different. logits, host, may be NULL: [sequences, vocab], after the last token of each sequence;
+ * `every`: [tokens, vocab], after each token. A slot that a failure left in between must be
+ * reset. */
+HT_API ht_status ht_generator_feed(ht_generator *generator, const int64_t *slots,
+                                   const ht_batch *batch, float *logits, int every);
+
+typedef struct ht_state_info {
+    size_t size;
+    int64_t position;         /* tokens so far */
+    int64_t rows;             /* of K, and of V, held per layer and key head */
+    int64_t layers, kv_heads; /* of the model */
+    size_t bytes;             /* of all that is saved */
+} ht_state_info;
+#define HT_STATE_INFO_INIT \
+    { .size = sizeof(ht_state_info) }
+HT_API ht_status ht_generator_get_state(const ht_generator *generator, int64_t slot,
+                                        ht_state_info *out);
+HT_API ht_status ht_generator_reset(ht_generator *generator, int64_t slot);
+HT_API ht_status ht_generator_fork(ht_generator *generator, int64_t to, int64_t from);
+
+/* A slot in a file, with all that the next token depends on: text generated from it continues with
+ * the same bits. Any slot of a generator of the same weights can load it. */
+HT_API ht_status ht_generator_save(const ht_generator *generator, int64_t slot, const char *path);
+HT_API ht_status ht_generator_load(ht_generator *generator, int64_t slot, const char *path);
+
+/* How the next token is chosen: logits of the last 256 tokens are pushed down by repeat_penalty,
+ * divided by the temperature; of the probabilities the top_k largest stay, of those the fewest that
+ * make up top_p, of those the ones that are at least min_p times the largest. */
+typedef struct ht_sampling {
+    size_t size;
+    double temperature;    /* 0: the largest logit */
+    int64_t top_k;         /* 0: all */
+    double top_p;          /* in (0, 1]; 1: all */
+    double min_p;          /* in [0, 1]; 0: all */
+    double repeat_penalty; /* at least 1; 1: none. Positive logits are divided by it, others
+                              multiplied */
+    uint64_t seed;         /* the draw depends on seed and position alone */
+} ht_sampling;
+#define HT_SAMPLING_INIT \
+    { .size = sizeof(ht_sampling), .temperature = 1, .top_p = 1, .repeat_penalty = 1 }
+
+/* One token from logits [vocab]: `recent` are the tokens that the penalty is for, draw is a number
+ * in [0, 1). A logit that is not finite stands for a token that cannot occur. */
+HT_API ht_status ht_sample(ht_context *ctx, const ht_sampling *sampling, const float *logits,
+                           int64_t vocab, const int32_t *recent, int64_t recents, double draw,
+                           int32_t *token);
+
+/* The next token of a slot that has some; log_probability, or NULL: the model's own, before any of
+ * the above. Appends nothing. */
+HT_API ht_status ht_generator_sample(const ht_generator *generator, int64_t slot,
+                                     const ht_sampling *sampling, int32_t *token,
+                                     double *log_probability);
 
 /* ---- training ---------------------------------------------------------------------------- */
 
@@ -544,6 +651,8 @@ HT_API ht_status ht_trainer_evaluate(ht_trainer *trainer, const ht_batch *batch,
 /* classify, pairs: logits [items, classes]; language: each token's loss [tokens] (targets needed)
  */
 HT_API ht_status ht_trainer_predict(ht_trainer *trainer, const ht_batch *batch, float *out);
+/* language: the logits after each token [tokens, vocab] */
+HT_API ht_status ht_trainer_logits(ht_trainer *trainer, const ht_batch *batch, double *out);
 
 /* What the attention of a layer gets: q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]
  * of the batch's sequences one after the other, rotary positions of all levels already in them.

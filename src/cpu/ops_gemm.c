@@ -31,7 +31,9 @@ static int64_t cut(int64_t n, int t, int threads) {
 
 ht_status hti_cpu_gemm_blas(ht_context *ctx, const hti_gemm *g) {
     if (g->dtype == HT_F64) return hti_cpu_gemm_plain(ctx, g);
-    int before = openblas_get_num_threads ? openblas_get_num_threads() : 1;
+    /* what is this small OpenBLAS does alone: nothing to switch off (and on again) per token */
+    int small = g->m * g->n * g->k <= 1 << 18;
+    int before = openblas_get_num_threads && !small ? openblas_get_num_threads() : 1;
     int threads = g->m * g->n * g->k < 1 << 20 ? 1 : ctx->threads;
     if (openblas_set_num_threads && before != 1) openblas_set_num_threads(1);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)

@@ -2,13 +2,15 @@
  * Reference kernels, part 3: the decode state, row by row. See op.h for what a level holds and when
  * it is made.
  */
+#include "cpu/ops.h"
 
 /* One (sequence, key head) of a call and its rings. */
 typedef struct FN(decoder) {
     FN(unit) u; /* call, desc, block, d, dv, head: what scores need */
     const hti_cache_call *call;
-    int64_t ring, state;      /* state: slot * kv_heads + kv_head */
-    real *turn, *key, *query; /* [d]: angles of a row, its key and query turned or turned back */
+    int64_t ring, state; /* state: slot * kv_heads + kv_head */
+    real *turn, *back;   /* [d]: angles of the row at work, and of one that is turned back */
+    real *key, *query;   /* [d]: its key and query turned or turned back */
 } FN(decoder);
 
 static real *FN(ring_k)(const FN(decoder) *s, int level, int64_t c) {
@@ -27,8 +29,8 @@ static float *FN(ring_n)(const FN(decoder) *s, int level, int64_t c) {
 static const real *FN(plain_key)(FN(decoder) *s, int level, int64_t c) {
     const real *k = FN(ring_k)(s, level, c);
     if (level > 0 || s->u.desc->rotary_theta == 0) return k;
-    FN(angles)(s->turn, c, s->u.desc->rotary_theta, s->u.d);
-    FN(rotate)(s->key, k, s->turn, s->u.d, -1);
+    FN(angles)(s->back, c, s->u.desc->rotary_theta, s->u.d);
+    FN(rotate)(s->key, k, s->back, s->u.d, -1);
     return s->key;
 }
 
@@ -106,8 +108,7 @@ static void FN(attend_state)(FN(decoder) *s, real *state, const real *q, int64_t
                              int levels, uint64_t fresh) {
     const real *turned = q;
     s->u.head = head;
-    if (s->u.desc->rotary_theta > 0) {
-        FN(angles)(s->turn, t, s->u.desc->rotary_theta, s->u.d);
+    if (s->u.desc->rotary_theta > 0) { /* append has made the angles of row t */
         FN(rotate)(s->query, q, s->turn, s->u.d, 1);
         turned = s->query;
     }
@@ -167,7 +168,7 @@ static void FN(extend_row)(FN(decoder) *s, real *state, int64_t kv_head, int64_t
 
 static size_t FN(cache_thread_bytes)(const ht_attention_desc *d) {
     size_t used = 0;
-    for (int i = 0; i < 3; i++) FN(take)(NULL, &used, d->head_dim);
+    for (int i = 0; i < 4; i++) FN(take)(NULL, &used, d->head_dim);
     FN(take)(NULL, &used, d->value_dim + 2);
     return used;
 }
@@ -184,6 +185,7 @@ static void FN(extend_unit)(const hti_cache_call *call, char *scratch, int64_t b
                      .dv = (int)d->value_dim};
     size_t used = 0;
     s.turn = FN(take)(scratch, &used, d->head_dim);
+    s.back = FN(take)(scratch, &used, d->head_dim);
     s.key = FN(take)(scratch, &used, d->head_dim);
     s.query = FN(take)(scratch, &used, d->head_dim);
     real *state = FN(take)(scratch, &used, d->value_dim + 2);
@@ -191,10 +193,17 @@ static void FN(extend_unit)(const hti_cache_call *call, char *scratch, int64_t b
         FN(extend_row)(&s, state, kv_head, i, call->positions[b] + i);
 }
 
+/* Numbers that a call touches: a single token is done before a second thread has woken up. */
+static int64_t FN(cache_work)(const hti_cache_call *call) {
+    const ht_attention_desc *d = call->a.desc;
+    int64_t keys = d->kind == HT_FULL ? call->ring : d->block * (2 + call->levels / 2);
+    return call->a.rows * d->q_heads * keys * (d->head_dim + d->value_dim);
+}
+
 static void FN(cache_extend)(ht_context *ctx, const hti_cache_call *call) {
     int64_t kv = call->a.desc->kv_heads, units = call->a.sequences * kv;
     size_t bytes = FN(cache_thread_bytes)(call->a.desc);
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+#pragma omp parallel for num_threads(hti_cpu_team(ctx, FN(cache_work)(call))) schedule(static)
     for (int64_t i = 0; i < units; i++)
         FN(extend_unit)(call, (char *)call->a.scratch + bytes * (size_t)hti_cpu_thread(), i / kv,
                         i % kv);

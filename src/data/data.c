@@ -83,6 +83,7 @@ static ht_status fill(ht_data *d, const ht_data_desc *desc) {
 static ht_status allocate(ht_data *d) {
     size_t sequences = (size_t)(d->config.batch * per_item(d)),
            tokens = sequences * (size_t)d->config.length;
+    if (d->config.task == HT_TASK_LANGUAGE) sequences = tokens; /* windows may be split anywhere */
     d->order = hti_host_alloc(d->ctx, sizeof *d->order * (size_t)d->items);
     d->batch_tokens = hti_host_alloc(d->ctx, sizeof *d->batch_tokens * tokens);
     d->batch_targets = hti_host_alloc(d->ctx, sizeof *d->batch_targets * tokens);
@@ -120,6 +121,7 @@ ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *desc)
 
 void ht_data_close(ht_data *d) {
     if (!d) return;
+    hti_tokens_free(&d->text);
     hti_buffer_free(&d->tokens);
     hti_buffer_free(&d->starts);
     hti_buffer_free(&d->labels);
@@ -137,6 +139,8 @@ ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
     *out =
         (ht_data_info){.size = out->size, .items = d->items, .longest = d->longest, .cut = d->cut};
     out->tokens = (int64_t)(d->tokens.used / (d->narrow ? 1 : sizeof(uint16_t)));
+    out->documents = d->documents;
+    if (d->config.task == HT_TASK_LANGUAGE) out->tokens = d->text.count;
     if (d->config.task == HT_TASK_LANGUAGE) return HT_OK;
     int64_t *count = hti_host_alloc(d->ctx, sizeof *count * (size_t)d->config.classes), most = 0;
     CHECK(d->ctx, count, HT_NOMEM, "out of memory: counting labels");
@@ -153,18 +157,6 @@ ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
 
 /* ---- batches ---- */
 
-/* A window of a text: `length` tokens and their successors; the last one is shorter. */
-static int64_t put_window(ht_data *d, int64_t item, int64_t at) {
-    int64_t total = (int64_t)(d->tokens.used / sizeof(uint16_t)), length = d->config.length;
-    int64_t from = (d->first_window + item) * length,
-            n = total - 1 - from < length ? total - 1 - from : length;
-    for (int64_t i = 0; i < n; i++) {
-        d->batch_tokens[at + i] = tokens_of(d)[from + i];
-        d->batch_targets[at + i] = tokens_of(d)[from + i + 1];
-    }
-    return n;
-}
-
 static int64_t put_sequence(ht_data *d, int64_t sequence, int64_t at) {
     int64_t from = starts_of(d)[sequence], n = starts_of(d)[sequence + 1] - from;
     const uint8_t *pixels = (const uint8_t *)d->tokens.data + from;
@@ -177,20 +169,24 @@ static int64_t put_sequence(ht_data *d, int64_t sequence, int64_t at) {
 
 /* Item `item` as number `slot` of the batch. */
 static void put_item(ht_data *d, int64_t item, int64_t slot) {
-    int width = per_item(d), language = d->config.task == HT_TASK_LANGUAGE;
+    int width = per_item(d);
+    if (d->config.task == HT_TASK_LANGUAGE) {
+        hti_text_put(d, item);
+        return;
+    }
     for (int i = 0; i < width; i++) {
         int64_t at = d->batch_starts[slot * width + i];
         int64_t sequence = d->papers.used ? papers_of(d)[item * width + i] : item * width + i;
-        int64_t n = language ? put_window(d, item, at) : put_sequence(d, sequence, at);
+        int64_t n = put_sequence(d, sequence, at);
         d->batch_starts[slot * width + i + 1] = (int32_t)(at + n);
     }
-    if (!language) d->batch_targets[slot] = labels_of(d)[item];
+    d->batch_targets[slot] = labels_of(d)[item];
 }
 
 static ht_status finish(ht_data *d, ht_batch *out, int64_t items) {
     CHECK(d->ctx, out && out->size >= sizeof *out, HT_INVALID,
           "ht_batch.size is too small; start from HT_BATCH_INIT");
-    out->sequences = items * per_item(d);
+    out->sequences = d->config.task == HT_TASK_LANGUAGE ? d->batch_sequences : items * per_item(d);
     out->tokens = d->batch_tokens;
     out->cu_seqlens = d->batch_starts;
     out->targets = d->batch_targets;
@@ -200,6 +196,7 @@ static ht_status finish(ht_data *d, ht_batch *out, int64_t items) {
 ht_status ht_data_next(ht_data *d, ht_batch *out) {
     int64_t n = 0;
     d->batch_starts[0] = 0;
+    d->batch_sequences = 0;
     while (n < d->config.batch && d->next < d->items) put_item(d, d->next++, n++);
     if (n == 0) {
         d->next = 0;
@@ -225,6 +222,7 @@ static void shuffle(ht_data *d, int64_t epoch) {
 
 ht_status ht_data_draw(ht_data *d, ht_batch *out) {
     d->batch_starts[0] = 0;
+    d->batch_sequences = 0;
     for (int64_t n = 0; n < d->config.batch; n++, d->position++) {
         shuffle(d, d->position / d->items);
         put_item(d, d->order[d->position % d->items], n);

@@ -4,6 +4,8 @@
 #ifndef HTI_DATA_H
 #define HTI_DATA_H
 
+#include <stdio.h>
+
 #include "model/config.h"
 
 /* A growing array of bytes from hti_host_alloc. */
@@ -16,11 +18,24 @@ ht_status hti_buffer_need(hti_buffer *b, size_t more); /* room for so many more 
 ht_status hti_buffer_add(hti_buffer *b, const void *bytes, size_t count);
 void hti_buffer_free(hti_buffer *b);
 
+/* The tokens of a text (store.c), in memory or in a file. */
+typedef struct hti_tokens {
+    hti_buffer memory; /* uint16_t */
+    size_t limit;      /* bytes in memory before the file is made */
+    FILE *file;
+    void *map;
+    size_t map_bytes;
+    int64_t count;
+    const uint16_t *at; /* [count] once finished */
+} hti_tokens;
+ht_status hti_tokens_add(hti_tokens *t, const uint16_t *ids, int64_t count);
+ht_status hti_tokens_finish(hti_tokens *t);
+void hti_tokens_free(hti_tokens *t);
+
 struct ht_data {
     ht_context *ctx;
     ht_config config;
-    hti_buffer
-        tokens; /* uint16_t: of all sequences, or the whole stream of a text; images: bytes */
+    hti_buffer tokens; /* uint16_t: of all sequences; images: bytes; texts: not used */
     hti_buffer
         starts; /* int64_t [sequences + 1]; texts: not used, windows follow from the length */
     hti_buffer labels; /* int32_t [items]; texts: not used */
@@ -28,11 +43,14 @@ struct ht_data {
     int narrow;        /* 1: tokens are uint8_t: pixels */
     int64_t items;
     int64_t longest, cut;
-    int64_t first_window; /* texts: which windows are this part */
-    int64_t next;         /* item that ht_data_next gives next */
-    int64_t position;     /* items drawn so far */
-    int64_t epoch;        /* whose order is in `order`; -1: none yet */
-    int64_t *order;       /* [items] */
+    hti_tokens text;         /* texts: all documents one after the other */
+    int64_t documents;       /* texts: of this part */
+    int64_t first_window;    /* texts: which windows are this part */
+    int64_t batch_sequences; /* texts: sequences in the batch so far */
+    int64_t next;            /* item that ht_data_next gives next */
+    int64_t position;        /* items drawn so far */
+    int64_t epoch;           /* whose order is in `order`; -1: none yet */
+    int64_t *order;          /* [items] */
     int32_t *batch_tokens, *batch_starts, *batch_targets;
 };
 
@@ -47,6 +65,9 @@ typedef ht_status hti_each_line(void *user, const char *name, int64_t number, co
                                 size_t bytes);
 ht_status hti_source_lines(void *user, const char *name, const char *bytes, size_t count,
                            hti_each_line *each);
+/* stream.c: the same, a piece of a file at a time; end: the file ends (then count is 0). */
+typedef ht_status hti_piece(void *user, const char *name, const char *bytes, size_t count, int end);
+ht_status hti_stream_read(ht_context *ctx, const char *path, hti_piece *each, void *user);
 
 /* Adds one sequence of ids, cut to the configuration's length. */
 ht_status hti_data_add_bytes(ht_data *d, const char *text, size_t bytes);
@@ -56,6 +77,7 @@ ht_status hti_data_add_label(ht_data *d, int32_t label);
 /* One file per kind of data; each fills tokens, starts, labels. */
 ht_status hti_tsv_read(ht_data *d, const ht_data_desc *desc);
 ht_status hti_text_read(ht_data *d, const ht_data_desc *desc);
+void hti_text_put(ht_data *d, int64_t item); /* a window into the batch */
 ht_status hti_listops_make(ht_data *d, const ht_data_desc *desc);
 ht_status hti_images_read(ht_data *d, const ht_data_desc *desc);
 ht_status hti_images_make(ht_data *d, const ht_data_desc *desc); /* Pathfinder */

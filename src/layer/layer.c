@@ -154,6 +154,7 @@ static ht_status attention_forward(const hti_layers *s, int64_t index, const hti
     TRY(s->ctx->ops->linear_forward(s->ctx, &qkv));
     TRY(rotate(s, r, k->qkv, 1));
     ht_attention_args args = attention_args(s, index, w, r, k, work);
+    if (s->caches) return ht_cache_extend(s->caches[index], r->slots, &args);
     TRY(hti_attention_forward(plan_of(s, r), &args, r->offset_device));
     if (!k->first_x) return HT_OK;
     TRY(first_rows(s, r, k->first_heads, k->heads, c->inner, 0));

@@ -50,7 +50,8 @@ typedef struct hti_rows {
     uint64_t seed;                /* dropout */
     uint32_t offset;
     const uint32_t *offset_device;
-    int train; /* dropout on */
+    int train;            /* dropout on */
+    const int64_t *slots; /* decoding: host [sequences], where in the caches each one goes */
 } hti_rows;
 
 /* What all layers of a model share. */
@@ -59,7 +60,8 @@ typedef struct hti_layers {
     const ht_config *c;
     ht_dtype dtype;
     const ht_attention *plan, *plan_eval; /* with and without dropout */
-    const void *turn; /* rotary on all levels: wide [rows, head_dim / 2, 2], else NULL */
+    const void *turn;        /* rotary on all levels: wide [rows, head_dim / 2, 2], else NULL */
+    ht_cache *const *caches; /* decoding: one per layer, its rows come before ours; or NULL */
 } hti_layers;
 
 /* What one layer's forward leaves for its backward. */

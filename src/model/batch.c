@@ -46,6 +46,9 @@ ht_status hti_batch_check(const hti_net *n, const ht_batch *b) {
               "sequence %lld of the batch must have 1 to %lld tokens, got %lld", (long long)i,
               (long long)c->length, (long long)length);
     }
+    CHECK(n->ctx, b->cu_seqlens[b->sequences] + hti_config_has_cls(c) * b->sequences <= n->max_rows,
+          HT_INVALID, "a batch must have at most %lld rows, got %lld", (long long)n->max_rows,
+          (long long)b->cu_seqlens[b->sequences] + hti_config_has_cls(c) * b->sequences);
     return check_tokens(n, b);
 }
 

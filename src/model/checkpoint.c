@@ -15,14 +15,38 @@ static void full_name(char *out, const hti_part *part, const hti_param *t) {
 
 /* ---- saving ---- */
 
-static ht_status write_arena(hti_writer *w, const ht_model *m, const hti_part *part) {
+/* Nearest, ties to even; what is not finite stays so. */
+static uint16_t to_bf16(double x) {
+    float f = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    if ((bits & 0x7FFFFFFF) > 0x7F800000) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+static ht_status write_bf16(hti_writer *w, const ht_model *m, const hti_part *part,
+                            const hti_param *t) {
+    double stage[STAGE / 8];
+    uint16_t out[STAGE / 8];
+    for (int64_t at = 0; at < t->count; at += STAGE / 8) {
+        int64_t n = t->count - at < STAGE / 8 ? t->count - at : STAGE / 8;
+        TRY(hti_tensor_read(m->ctx, stage, part->arena, m->dtype, t->offset + at, n));
+        for (int64_t i = 0; i < n; i++) out[i] = to_bf16(stage[i]);
+        TRY(hti_writer_put(w, out, sizeof *out * (size_t)n));
+    }
+    return HT_OK;
+}
+
+static ht_status write_arena(hti_writer *w, const ht_model *m, const hti_part *part,
+                             ht_dtype dtype) {
     char stage[STAGE];
     size_t size = hti_wide_bytes(m->dtype);
     for (int64_t i = 0; i < m->params.tensors; i++) {
         const hti_param *t = &m->params.list[i];
         const char *from = (const char *)part->arena + (size_t)t->offset * size;
         size_t bytes = (size_t)t->count * size;
-        for (size_t at = 0; at < bytes; at += STAGE) {
+        if (dtype == HT_BF16) TRY(write_bf16(w, m, part, t));
+        for (size_t at = 0; at < bytes && dtype != HT_BF16; at += STAGE) {
             size_t n = bytes - at < STAGE ? bytes - at : STAGE;
             TRY(m->ctx->ops->copy_out(m->ctx, stage, from + at, n));
             TRY(hti_writer_put(w, stage, n));
@@ -32,7 +56,8 @@ static ht_status write_arena(hti_writer *w, const ht_model *m, const hti_part *p
 }
 
 static ht_status write_all(hti_writer *w, const ht_model *m, const hti_part *parts, int count,
-                           const char *note, hti_entry *entries, char (*names)[NAME]) {
+                           const char *note, ht_dtype dtype, hti_entry *entries,
+                           char (*names)[NAME]) {
     char config[8192];
     TRY(ht_config_write_json(m->ctx, &m->config, config, sizeof config, NULL));
     const char *meta[] = {"format", "pt", CONFIG_KEY, config, note ? NOTE_KEY : NULL, note, NULL};
@@ -42,31 +67,45 @@ static ht_status write_all(hti_writer *w, const ht_model *m, const hti_part *par
             const hti_param *t = &m->params.list[i];
             full_name(names[n], &parts[p], t);
             entries[n] = (hti_entry){.name = names[n],
-                                     .dtype = m->dtype == HT_F64 ? HT_F64 : HT_F32,
+                                     .dtype = dtype,
                                      .rank = t->rank,
                                      .shape = {t->shape[0], t->shape[1]},
                                      .count = t->count};
         }
     }
     TRY(hti_header_write(w, entries, n, meta));
-    for (int p = 0; p < count; p++) TRY(write_arena(w, m, &parts[p]));
+    for (int p = 0; p < count; p++) TRY(write_arena(w, m, &parts[p], dtype));
     return hti_writer_commit(w);
 }
 
-ht_status hti_checkpoint_save(const ht_model *m, const hti_part *parts, int count, const char *note,
-                              const char *path) {
+static ht_status save_as(const ht_model *m, const hti_part *parts, int count, const char *note,
+                         ht_dtype dtype, const char *path) {
     size_t tensors = (size_t)m->params.tensors * (size_t)count;
     hti_writer w;
     TRY(hti_writer_open(&w, m->ctx, path));
     hti_entry *entries = hti_host_alloc(m->ctx, tensors * sizeof *entries);
     char(*names)[NAME] = hti_host_alloc(m->ctx, tensors * sizeof *names);
     ht_status status = entries && names
-                           ? write_all(&w, m, parts, count, note, entries, names)
+                           ? write_all(&w, m, parts, count, note, dtype, entries, names)
                            : hti_fail(m->ctx, HT_NOMEM, "out of memory: saving %s", path);
     hti_host_free(m->ctx, entries);
     hti_host_free(m->ctx, names);
     hti_writer_discard(&w);
     return status;
+}
+
+ht_status hti_checkpoint_save(const ht_model *m, const hti_part *parts, int count, const char *note,
+                              const char *path) {
+    return save_as(m, parts, count, note, m->dtype == HT_F64 ? HT_F64 : HT_F32, path);
+}
+
+ht_status ht_model_export(const ht_model *m, const char *path, ht_dtype dtype) {
+    hti_part part = {"", m->p};
+    CHECK(m->ctx, path, HT_INVALID, "ht_model_export: path is NULL");
+    CHECK(m->ctx, dtype == HT_BF16 || dtype == (m->dtype == HT_F64 ? HT_F64 : HT_F32),
+          HT_UNSUPPORTED, "weights of this model can be written as %s or bf16",
+          m->dtype == HT_F64 ? "f64" : "f32");
+    return save_as(m, &part, 1, NULL, dtype, path);
 }
 
 ht_status ht_model_save(const ht_model *m, const char *path) {
@@ -128,12 +167,21 @@ ht_status hti_checkpoint_fill(const hti_reader *r, const ht_model *m, const hti_
     return HT_OK;
 }
 
+/* The file has wide weights: where a device has no bf16, a model that was trained in it is float.
+ */
+static void use_wider(ht_config *config, ht_context *ctx) {
+    const hti_ops *ops = ctx->ops;
+    if (config->dtype == HT_BF16 && ops->model_check && ops->model_check(ctx, HT_BF16) != HT_OK)
+        config->dtype = HT_F32;
+}
+
 /* Sizes first: a model is made only if the file has all of it. */
 static ht_status load(ht_model **out, hti_reader *r) {
     ht_config config;
     hti_params params;
     hti_part part = {"", NULL};
     TRY(hti_checkpoint_config(&config, r));
+    use_wider(&config, r->ctx);
     TRY(hti_params_make(&params, r->ctx, &config));
     ht_status status = hti_checkpoint_check(r, &params, &part, 1);
     hti_params_free(&params, r->ctx);

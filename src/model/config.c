@@ -33,6 +33,7 @@ static const struct {
     {"format", {"listops", "tsv", "text", "images", "pathfinder"}},
     {"attention", {"hierarchical", "full", "local"}},
     {"query", {"auto", "mean", "first", "fine"}},
+    {"documents", {"file", "lines", "articles", "wikitext", "fasta"}},
     {"pool", {"cls", "first", "mean", "mean_all"}},
     {"rotary", {"none", "level0", "all"}},
     {"dtype", {"f32", "bf16", "f64"}},
@@ -81,6 +82,13 @@ static void set(ht_config *c, const key *k, double x) {
     "\"sinusoidal\":0,\"rotary\":\"level0\",\"relative_bias\":1,\"schedule\":\"cosine\"," \
     "\"warmup\":"                                                                         \
     "1000,\"weight_decay\":0.05,\"clip\":1,"
+/* Positions that won on Wikipedia bytes: rotary on the exact level (docs/lm.md). */
+#define LM                                                                                         \
+    "\"task\":\"language\",\"format\":\"text\",\"sinusoidal\":0,\"rotary\":\"level0\",\"clip\":1," \
+    "\"weight_decay\":0.1,"
+#define PAPER                                                                                \
+    "\"layers\":6,\"heads\":8,\"vocab\":33000,\"length\":1024,\"dropout\":0.1,\"schedule\":" \
+    "\"rsqrt\",\"rate\":0.05,\"warmup\":4000,\"steps\":100000,"
 #define SMALL "\"layers\":2,\"width\":128,\"heads\":4,\"hidden\":256,\"head_hidden\":128,"
 
 static const struct {
@@ -159,18 +167,16 @@ static const struct {
      "{" BEST SNAKES "\"vocab\":256,\"mask_zero\":0,\"pool\":\"mean\",\"learned\":1,\"layers\":6,"
      "\"heads\":4,\"width\":128,\"hidden\":512,\"head_hidden\":128,\"length\":16384,\"block\":128,"
      "\"batch\":32,\"steps\":50000,\"rate\":5e-4,\"eval_every\":2500,\"eval_items\":2000}"},
-    {"lm-53m", "the paper's smaller language model",
-     "{\"task\":\"language\",\"format\":\"text\",\"layers\":6,\"heads\":8,\"width\":512,\"hidden\":"
-     "2048,"
-     "\"vocab\":33000,\"length\":1024,\"dropout\":0.1,\"weight_decay\":0.1,\"clip\":1,\"steps\":"
-     "100000,"
-     "\"warmup\":4000,\"schedule\":\"rsqrt\",\"rate\":0.05}"},
-    {"lm-144m", "the paper's larger language model",
-     "{\"task\":\"language\",\"format\":\"text\",\"layers\":6,\"heads\":8,\"width\":1024,"
-     "\"hidden\":4096,"
-     "\"vocab\":33000,\"length\":1024,\"dropout\":0.1,\"weight_decay\":0.1,\"clip\":1,\"steps\":"
-     "100000,"
-     "\"warmup\":4000,\"schedule\":\"rsqrt\",\"rate\":0.05}"},
+    {"lm/53m", "language model, sizes of the H-Transformer-1D paper's smaller one",
+     "{" LM PAPER "\"width\":512,\"hidden\":2048}"},
+    {"lm/144m", "language model, sizes of the paper's larger one",
+     "{" LM PAPER "\"width\":1024,\"hidden\":4096}"},
+    {"lm/small", "language model of bytes, 12 million parameters",
+     "{" LM "\"query\":\"fine\",\"layers\":6,\"heads\":6,\"width\":384,\"hidden\":1792,"
+     "\"length\":4096,\"batch\":8,\"rate\":1e-3,\"warmup\":200,\"steps\":5000}"},
+    {"lm/tiny", "language model of bytes for a CPU, 0.8 million parameters",
+     "{" LM "\"query\":\"first\",\"layers\":4,\"heads\":4,\"width\":128,\"hidden\":512,\"tied\":1,"
+     "\"length\":512,\"batch\":8,\"rate\":2e-3,\"warmup\":100,\"steps\":3000}"},
 };
 enum { PRESETS = sizeof presets / sizeof *presets };
 

@@ -63,6 +63,11 @@ ht_status hti_net_loss(hti_net *net);
 ht_status hti_net_backward(hti_net *net, void *grads);
 ht_status hti_net_logits(hti_net *net); /* classify, pairs: into net->logits [items, classes] */
 
+/* What every network of this model shares: the attention's plan but for its maxima, and where each
+ * layer's weights lie [layers]. */
+void hti_model_attention(ht_attention_desc *out, const ht_model *model);
+void hti_model_point(hti_layer_weights *out, const ht_model *model);
+
 /* batch.c: parts of load. */
 ht_status hti_batch_check(const hti_net *net, const ht_batch *batch);
 void hti_batch_stage(hti_net *net, const ht_batch *batch);

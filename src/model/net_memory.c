@@ -162,37 +162,50 @@ static ht_status fill_constants(hti_net *n) {
 
 /* ---- plans and pointers ---- */
 
+void hti_model_attention(ht_attention_desc *out, const ht_model *m) {
+    const ht_config *c = &m->config;
+    *out = (ht_attention_desc)HT_ATTENTION_DESC_INIT;
+    out->kind = (ht_kind)c->attention;
+    out->query = (ht_query)(c->query - 1);
+    out->dtype = m->dtype;
+    out->causal = c->task == HT_TASK_LANGUAGE;
+    out->has_bias = (int)c->relative_bias;
+    out->q_heads = c->heads;
+    out->kv_heads = c->kv_heads;
+    out->head_dim = HTI_HEAD_DIM;
+    out->block = c->block;
+    out->rotary_theta = c->rotary == HT_ROTARY_LEVEL0 ? c->rotary_theta : 0;
+}
+
 static ht_status make_plans(hti_net *n) {
-    const ht_config *c = n->c;
-    ht_attention_desc d = HT_ATTENTION_DESC_INIT;
-    d.kind = (ht_kind)c->attention;
-    d.query = (ht_query)(c->query - 1);
-    d.dtype = n->model->dtype;
-    d.causal = c->task == HT_TASK_LANGUAGE;
-    d.has_bias = (int)c->relative_bias;
-    d.q_heads = c->heads;
-    d.kv_heads = c->kv_heads;
-    d.head_dim = HTI_HEAD_DIM;
-    d.block = c->block;
+    ht_attention_desc d;
+    hti_model_attention(&d, n->model);
     d.max_rows = n->max_rows;
     d.max_sequences = n->max_sequences;
     d.max_length = n->max_length;
-    d.rotary_theta = c->rotary == HT_ROTARY_LEVEL0 ? c->rotary_theta : 0;
     TRY(ht_attention_create(&n->plan_eval, n->ctx, &d));
-    d.dropout = c->attention_dropout;
+    d.dropout = n->c->attention_dropout;
     return ht_attention_create(&n->plan, n->ctx, &d);
+}
+
+void hti_model_point(hti_layer_weights *out, const ht_model *m) {
+    for (int64_t l = 0; l < m->config.layers; l++) {
+        const hti_layer_at *at = &m->params.layers[l];
+#define POINT(field, name, rows, columns, init, matrix, when) \
+    out[l].field = hti_weight(m, at->field);
+        HTI_LAYER_PARAMS(POINT)
+        out[l].relative = hti_wide(m->p, m->dtype, at->relative); /* attention takes it wide */
+    }
 }
 
 static void point(hti_net *n, void *grads) {
     const ht_model *m = n->model;
+    hti_model_point(n->weights, m);
     for (int64_t l = 0; l < n->c->layers; l++) {
         const hti_layer_at *at = &m->params.layers[l];
-#define POINT(field, name, rows, columns, init, matrix, when) \
-    n->weights[l].field = hti_weight(m, at->field);           \
+#define POINT_GRADS(field, name, rows, columns, init, matrix, when) \
     n->grads[l].field = hti_wide(grads, m->dtype, at->field);
-        HTI_LAYER_PARAMS(POINT)
-        n->weights[l].relative =
-            hti_wide(m->p, m->dtype, at->relative); /* attention takes it wide */
+        HTI_LAYER_PARAMS(POINT_GRADS)
     }
 }
 
@@ -206,7 +219,7 @@ static ht_status create(hti_net *n, void *grads) {
           (long long)c->layers);
     point(n, grads);
     TRY(make_plans(n));
-    n->layers = (hti_layers){n->ctx, c, n->model->dtype, n->plan, n->plan_eval, NULL};
+    n->layers = (hti_layers){n->ctx, c, n->model->dtype, n->plan, n->plan_eval, NULL, NULL};
     TRY(carve(&n->batch_block, n, batch_layout));
     n->layers.turn = n->turn;
     TRY(carve(&n->kept_block, n, kept_layout));
@@ -234,12 +247,13 @@ ht_status hti_net_create(hti_net *n, ht_model *model, const ht_config *config, v
     *n = (hti_net){.model = model, .ctx = model->ctx, .backward = grads != NULL};
     merge(&n->config, &model->config, config);
     n->c = &n->config;
-    n->fixed = n->c->pad || n->ctx->ops->fixed_shapes;
+    n->fixed = n->c->pad || (n->ctx->ops->fixed_shapes && !hti_config_splits(n->c));
     n->first = n->c->task != HT_TASK_LANGUAGE && n->c->pool <= HT_POOL_FIRST;
     n->items = n->c->batch;
     n->max_length = hti_config_rows(n->c);
     n->max_sequences = hti_config_sequences(n->c);
     n->max_rows = n->max_sequences * n->max_length;
+    if (hti_config_splits(n->c) && !n->fixed) n->max_sequences = n->max_rows;
     ht_status status = create(n, grads);
     if (status != HT_OK) hti_net_destroy(n);
     return status;

@@ -186,7 +186,10 @@ static cJSON *entry_json(const hti_entry *e, uint64_t begin) {
         cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)e->shape[i]));
     cJSON_AddItemToArray(at, cJSON_CreateNumber((double)begin));
     cJSON_AddItemToArray(at, cJSON_CreateNumber((double)end));
-    cJSON_AddStringToObject(item, "dtype", e->dtype == HT_F64 ? "F64" : "F32");
+    cJSON_AddStringToObject(item, "dtype",
+                            e->dtype == HT_F64    ? "F64"
+                            : e->dtype == HT_BF16 ? "BF16"
+                                                  : "F32");
     cJSON_AddItemToObject(item, "shape", shape);
     cJSON_AddItemToObject(item, "data_offsets", at);
     return item;

@@ -35,7 +35,7 @@ const char *hti_reader_meta(const hti_reader *r, const char *key); /* NULL: not 
 ht_status hti_reader_get(const hti_reader *r, double *out, const hti_entry *e, int64_t first,
                          int64_t count);
 
-/* The header of a file that will hold these tensors in this order (name, dtype F32 or F64, rank,
+/* The header of a file that will hold these tensors in this order (name, dtype, rank,
  * shape); pairs of key and value are the metadata, ended by NULL. */
 ht_status hti_header_write(hti_writer *w, const hti_entry *entries, int64_t count,
                            const char *const *meta);

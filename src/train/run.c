@@ -154,7 +154,7 @@ static ht_status evaluate(run *r, ht_report *out) {
         out->targets += part.targets;
         out->correct += part.correct;
         out->tokens += part.tokens;
-        items += batch.sequences / (r->c->task == HT_TASK_PAIRS ? 2 : 1);
+        items = r->desc->valid->next;
     }
     if (status != HT_OK && status != HT_END) return status;
     out->loss = out->targets ? loss / (double)out->targets : 0;

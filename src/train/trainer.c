@@ -249,13 +249,22 @@ static ht_status read_logits(ht_trainer *t, float *out, int64_t count) {
 
 /* Losses of a batch's tokens: rows of the sequences, without padding. */
 static ht_status read_losses(ht_trainer *t, float *out) {
+    enum { PART = 1024 };
     hti_net *n = &t->net;
-    for (int64_t i = 0, at = 0; i < n->rows.sequences; i++) {
-        for (int64_t k = 0; k < n->count_host[i]; k++) {
-            double x;
-            TRY(hti_tensor_read(t->ctx, &x, n->row_loss, t->model->dtype, n->start_host[i] + k, 1));
-            out[at++] = (float)x;
+    double part[PART];
+    int64_t first = 0, rows = 0; /* sequences that touch are read together */
+    for (int64_t i = 0; i <= n->rows.sequences; i++) {
+        int end = i == n->rows.sequences;
+        if (!end && n->start_host[i] == first + rows) {
+            rows += n->count_host[i];
+            continue;
         }
+        for (int64_t k = 0; k < rows; k += PART) {
+            int64_t count = rows - k < PART ? rows - k : PART;
+            TRY(hti_tensor_read(t->ctx, part, n->row_loss, t->model->dtype, first + k, count));
+            for (int64_t j = 0; j < count; j++) *out++ = (float)part[j];
+        }
+        if (!end) first = n->start_host[i], rows = n->count_host[i];
     }
     return HT_OK;
 }
@@ -274,4 +283,53 @@ ht_status ht_trainer_predict(ht_trainer *t, const ht_batch *batch, float *out) {
     }
     TRY(hti_net_logits(&t->net));
     return read_logits(t, out, t->net.batch_items * t->model->config.classes);
+}
+
+/* ---- logits of a language model ---- */
+
+/* Rows [from, from + n) of normed through the output, as double. */
+static ht_status logits_rows(ht_trainer *t, double *out, void *room, int64_t from, int64_t n) {
+    const ht_model *m = t->model;
+    const ht_config *c = &m->config;
+    hti_gemm product = {
+        .dtype = m->dtype,
+        .wide_c = 1,
+        .m = n,
+        .n = c->vocab,
+        .k = c->width,
+        .a = (const char *)t->net.normed + (size_t)(from * c->width) * hti_bytes(m->dtype),
+        .lda = c->width,
+        .b = hti_weight(m, c->tied ? m->params.model.embed : m->params.model.output),
+        .ldb = c->width,
+        .transpose_b = 1,
+        .c = room,
+        .ldc = c->vocab};
+    TRY(t->ctx->ops->gemm(t->ctx, &product));
+    return hti_tensor_read(t->ctx, out, room, m->dtype, 0, n * c->vocab);
+}
+
+ht_status ht_trainer_logits(ht_trainer *t, const ht_batch *batch, double *out) {
+    enum { ROWS = 16 };
+    const hti_net *n = &t->net;
+    int64_t vocab = t->model->config.vocab;
+    void *room;
+    CHECK(t->ctx, out, HT_INVALID, "ht_trainer_logits: out is NULL");
+    CHECK(
+        t->ctx, t->config.task == HT_TASK_LANGUAGE, HT_INVALID,
+        "ht_trainer_logits is for language models; ht_trainer_predict gives those of classifiers");
+    TRY(hti_net_load(&t->net, batch));
+    TRY(send(t, 1, 0));
+    TRY(hti_net_forward(&t->net, 0));
+    TRY(t->ctx->ops->alloc(t->ctx, &room,
+                           (size_t)(ROWS * vocab) * hti_wide_bytes(t->model->dtype)));
+    ht_status status = HT_OK;
+    for (int64_t i = 0; i < batch->sequences && status == HT_OK; i++) {
+        for (int64_t k = 0; k < n->count_host[i] && status == HT_OK; k += ROWS) {
+            int64_t rows = n->count_host[i] - k < ROWS ? n->count_host[i] - k : ROWS;
+            status = logits_rows(t, out, room, n->start_host[i] + k, rows);
+            out += rows * vocab;
+        }
+    }
+    t->ctx->ops->release(t->ctx, room);
+    return status;
 }

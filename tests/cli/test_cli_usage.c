@@ -23,6 +23,8 @@ static const struct {
     {"help train", "train.txt"},
     {"help eval", "eval.txt"},
     {"help predict", "predict.txt"},
+    {"help generate", "generate.txt"},
+    {"help export", "export.txt"},
     {"help bench", "bench.txt"},
     {"help bench attention", "bench_attention.txt"},
     {"help bench decode", "bench_decode.txt"},

@@ -1,7 +1,8 @@
 # Which names a library defines for others to see.
 # symbols.sh NM shared|static LIBRARY HEADER
 # shared: exactly the functions of the header. static: these, and beside them only hti_ (in C++
-# names too: what src/cuda shares within itself is not extern "C").
+# names too: what src/cuda shares within itself is not extern "C"), and what the compiler adds
+# where C++ catches exceptions (DW.ref).
 set -eu
 nm=$1 kind=$2 library=$3 header=$4
 case $kind in
@@ -16,7 +17,7 @@ for name in $public; do
     printf '%s\n' "$found" | grep -qx "$name" || { echo "declared but not defined: $name"; exit 1; }
 done
 others=$(printf '%s\n' "$found" | grep -vx "$public" || true)
-[ "$kind" = shared ] || others=$(printf '%s\n' "$others" | grep -v '^hti_' || true)
+[ "$kind" = shared ] || others=$(printf '%s\n' "$others" | grep -v '^hti_\|^DW\.ref\.' || true)
 if [ -n "$others" ]; then
     printf 'not ours to define:\n%s\n' "$others"
     exit 1

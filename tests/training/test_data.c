@@ -260,7 +260,7 @@ static void ten_million(void **state) {
 static void text(void **state) {
     (void)state;
     ht_config config = training_config(
-        cpu, "{\"task\":\"language\",\"format\":\"text\",\"length\":4,\"batch\":3}");
+        cpu, "{\"task\":\"language\",\"format\":\"text\",\"length\":4,\"batch\":3,\"across\":1}");
     char in[160], command[512];
     snprintf(in, sizeof in, "%s/texts", folder);
     mkdir(in, 0777);

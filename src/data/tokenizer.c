@@ -1,0 +1,251 @@
+/*
+ * Tokens of texts: bytes, or the pieces of a SentencePiece model.
+ *
+ * A piece stands for its own bytes (its mark U+2581 for a space), a byte piece for one byte, so
+ * that the bytes of a text are those of its tokens one after the other. What SentencePiece would
+ * not give back as it was (bytes that are no UTF-8, the mark itself, NUL, text that it normalises)
+ * goes in as byte pieces. Token id = piece + 1: 0 stays the start of a document.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/data.h"
+#include "data/sentencepiece.h"
+
+struct ht_tokenizer {
+    ht_context *ctx;
+    void *model; /* NULL: bytes */
+    int64_t vocab;
+    hti_buffer text;        /* bytes of all pieces */
+    size_t *starts;         /* [vocab + 1] */
+    int32_t bytes[256];     /* token of each byte */
+    unsigned char all[256]; /* without a model: the pieces are these */
+};
+
+#define MARK "\xE2\x96\x81"
+
+/* ---- open and close ---- */
+
+void ht_tokenizer_close(ht_tokenizer *t) {
+    if (!t) return;
+#ifdef HTI_SENTENCEPIECE
+    if (t->model) hti_spm_close(t->model);
+#endif
+    hti_buffer_free(&t->text);
+    hti_host_free(t->ctx, t->starts);
+    hti_host_free(t->ctx, t);
+}
+
+#ifdef HTI_SENTENCEPIECE
+
+static ht_status add_piece(ht_tokenizer *t, int id) {
+    hti_spm_kind kind;
+    const char *piece = hti_spm_piece(t->model, id, &kind);
+    t->starts[id + 1] = t->text.used;
+    if (kind == HTI_SPM_BYTE) {
+        unsigned char byte = (unsigned char)strtoul(piece + 3, NULL, 16); /* <0x41> */
+        t->bytes[byte] = id + 1;
+        TRY(hti_buffer_add(&t->text, &byte, 1));
+    }
+    while (kind == HTI_SPM_TEXT && *piece) {
+        int mark = strncmp(piece, MARK, 3) == 0;
+        TRY(hti_buffer_add(&t->text, mark ? " " : piece, 1));
+        piece += mark ? 3 : 1;
+    }
+    t->starts[id + 2] = t->text.used;
+    return HT_OK;
+}
+
+/* Does a simple text survive? Models that normalise it, or put a space before it, do not. */
+static ht_status probe(const ht_tokenizer *t, const char *path) {
+    static const char text[] = "a  b c";
+    int32_t *ids;
+    int64_t n = hti_spm_encode(t->model, text, sizeof text - 1, &ids);
+    size_t at = 0;
+    int same = n >= 0;
+    for (int64_t i = 0; i < n && same; i++) {
+        size_t from = t->starts[ids[i] + 1], count = t->starts[ids[i] + 2] - from;
+        same = at + count < sizeof text && memcmp(text + at, t->text.data + from, count) == 0;
+        at += count;
+    }
+    free(ids);
+    CHECK(t->ctx, same && at == sizeof text - 1, HT_INVALID,
+          "%s changes the text: train it with --normalization_rule_name=identity "
+          "--add_dummy_prefix=false --remove_extra_whitespaces=false",
+          path);
+    return HT_OK;
+}
+
+static ht_status load(ht_tokenizer *t, const char *path) {
+    FILE *f = fopen(path, "rb");
+    CHECK(t->ctx, f, HT_IO, "%s could not be opened: %s", path, strerror(errno));
+    fclose(f);
+    t->model = hti_spm_open(path);
+    CHECK(t->ctx, t->model, HT_FORMAT, "%s is no SentencePiece model", path);
+    int count = hti_spm_count(t->model);
+    CHECK(t->ctx, count > 0 && count < 65535, HT_UNSUPPORTED,
+          "%s has %d pieces; at most 65534 are supported", path, count);
+    t->vocab = count + 1;
+    t->starts = hti_host_alloc(t->ctx, sizeof *t->starts * (size_t)(count + 2));
+    CHECK(t->ctx, t->starts, HT_NOMEM, "out of memory: %d pieces", count);
+    t->starts[0] = 0;
+    for (int id = 0; id < count; id++) TRY(add_piece(t, id));
+    for (int b = 0; b < 256; b++)
+        CHECK(t->ctx, t->bytes[b] > 0, HT_INVALID,
+              "%s has no piece for byte %d: train it with --byte_fallback", path, b);
+    return probe(t, path);
+}
+
+#else
+
+static ht_status load(ht_tokenizer *t, const char *path) {
+    return hti_fail(t->ctx, HT_UNSUPPORTED,
+                    "%s: this build has no SentencePiece (Debian: libsentencepiece-dev)", path);
+}
+
+#endif
+
+ht_status ht_tokenizer_open(ht_tokenizer **out, ht_context *ctx, const char *path) {
+    CHECK(ctx, out, HT_INVALID, "ht_tokenizer_open: out is NULL");
+    *out = NULL;
+    ht_tokenizer *t = hti_host_alloc(ctx, sizeof *t);
+    CHECK(ctx, t, HT_NOMEM, "out of memory: %zu bytes for a tokenizer", sizeof *t);
+    memset(t, 0, sizeof *t);
+    t->ctx = t->text.ctx = ctx;
+    t->vocab = 257;
+    for (int b = 0; b < 256; b++) {
+        t->all[b] = (unsigned char)b;
+        t->bytes[b] = path ? 0 : b + 1;
+    }
+    ht_status status = path ? load(t, path) : HT_OK;
+    if (status != HT_OK) {
+        ht_tokenizer_close(t);
+        return status;
+    }
+    *out = t;
+    return HT_OK;
+}
+
+int64_t ht_tokenizer_vocab(const ht_tokenizer *t) { return t->vocab; }
+
+const char *ht_tokenizer_piece(const ht_tokenizer *t, int32_t token, size_t *bytes) {
+    *bytes = 0;
+    if (token <= 0 || token >= t->vocab) return "";
+    if (!t->model) {
+        *bytes = 1;
+        return (const char *)&t->all[token - 1];
+    }
+    *bytes = t->starts[token + 1] - t->starts[token];
+    return t->text.data + t->starts[token];
+}
+
+/* ---- encode ---- */
+
+typedef struct sink {
+    int32_t *tokens;
+    int64_t room, count;
+} sink;
+
+static void emit(sink *s, int32_t token) {
+    if (s->count < s->room) s->tokens[s->count] = token;
+    s->count++;
+}
+
+static void emit_bytes(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) emit(s, t->bytes[(unsigned char)text[i]]);
+}
+
+#ifdef HTI_SENTENCEPIECE
+
+/* Bytes of the character at the start of a text; 0: it is no valid UTF-8. */
+static size_t character(const char *text, size_t left) {
+    const unsigned char *b = (const unsigned char *)text;
+    size_t n = b[0] < 0x80                    ? 1
+               : b[0] >= 0xC2 && b[0] < 0xE0  ? 2
+               : b[0] >= 0xE0 && b[0] < 0xF0  ? 3
+               : b[0] >= 0xF0 && b[0] <= 0xF4 ? 4
+                                              : 0;
+    if (n == 0 || n > left) return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((b[i] & 0xC0) != 0x80) return 0;
+    if (b[0] == 0xE0 && b[1] < 0xA0) return 0;  /* longer than it need be */
+    if (b[0] == 0xED && b[1] >= 0xA0) return 0; /* half of a surrogate pair */
+    if (b[0] == 0xF0 && b[1] < 0x90) return 0;
+    if (b[0] == 0xF4 && b[1] >= 0x90) return 0; /* beyond the last character */
+    return n;
+}
+
+/* Valid characters up to the end of the line, but not too many; the mark and NUL end it, too. */
+static size_t plain_run(const char *text, size_t left) {
+    enum { MOST = 4096 };
+    size_t at = 0;
+    while (at < left && at < MOST) {
+        size_t n = character(text + at, left - at);
+        if (n == 0 || text[at] == '\0' || (n == 3 && memcmp(text + at, MARK, 3) == 0)) break;
+        at += n;
+        if (text[at - 1] == '\n') break;
+    }
+    return at;
+}
+
+static int gives_back(const ht_tokenizer *t, const int32_t *ids, int64_t count, const char *text,
+                      size_t bytes) {
+    size_t at = 0;
+    for (int64_t i = 0; i < count; i++) {
+        size_t n;
+        const char *piece = ht_tokenizer_piece(t, ids[i] + 1, &n);
+        if (n > bytes - at || memcmp(piece, text + at, n) != 0) return 0;
+        at += n;
+    }
+    return at == bytes;
+}
+
+/* A run that does not come back as it was is halved until what is at fault is one character. */
+static ht_status encode_run(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
+    int32_t *ids;
+    int64_t count = hti_spm_encode(t->model, text, bytes, &ids);
+    CHECK(t->ctx, count >= 0, HT_NOMEM, "SentencePiece could not encode %zu bytes", bytes);
+    int good = gives_back(t, ids, count, text, bytes);
+    for (int64_t i = 0; i < count && good; i++) emit(s, ids[i] + 1);
+    free(ids);
+    if (good) return HT_OK;
+    size_t half = 0;
+    while (half < bytes / 2) half += character(text + half, bytes - half);
+    if (half == 0 || half == bytes) {
+        emit_bytes(s, t, text, bytes);
+        return HT_OK;
+    }
+    TRY(encode_run(s, t, text, half));
+    return encode_run(s, t, text + half, bytes - half);
+}
+
+static ht_status encode(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
+    for (size_t at = 0; at < bytes;) {
+        size_t n = plain_run(text + at, bytes - at);
+        if (n > 0) TRY(encode_run(s, t, text + at, n));
+        if (n == 0) emit_bytes(s, t, text + at, n = 1);
+        at += n;
+    }
+    return HT_OK;
+}
+
+#endif
+
+ht_status ht_tokenizer_encode(const ht_tokenizer *t, const char *text, size_t bytes,
+                              int32_t *tokens, int64_t room, int64_t *count) {
+    sink s = {tokens, room, 0};
+    CHECK(t->ctx, (text || !bytes) && count && (tokens || room == 0), HT_INVALID,
+          "ht_tokenizer_encode: NULL pointer");
+#ifdef HTI_SENTENCEPIECE
+    if (t->model)
+        TRY(encode(&s, t, text, bytes));
+    else
+        emit_bytes(&s, t, text, bytes);
+#else
+    emit_bytes(&s, t, text, bytes);
+#endif
+    *count = s.count;
+    return HT_OK;
+}

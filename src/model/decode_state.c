@@ -1,0 +1,203 @@
+/*
+ * A generator's slots: how far each is, forget, copy, save and load.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/file.h"
+#include "model/decode.h"
+
+ht_status hti_generator_slot(const ht_generator *g, int64_t slot) {
+    CHECK(g->ctx, slot >= 0 && slot < g->slots, HT_INVALID, "slot must be 0 to %lld, got %lld",
+          (long long)g->slots - 1, (long long)slot);
+    return HT_OK;
+}
+
+ht_status ht_generator_reset(ht_generator *g, int64_t slot) {
+    TRY(hti_generator_slot(g, slot));
+    for (int64_t l = 0; l < g->model->config.layers; l++) TRY(ht_cache_reset(g->caches[l], slot));
+    return HT_OK;
+}
+
+ht_status ht_generator_fork(ht_generator *g, int64_t to, int64_t from) {
+    size_t vocab = (size_t)g->model->config.vocab;
+    TRY(hti_generator_slot(g, to));
+    TRY(hti_generator_slot(g, from));
+    if (to == from) return HT_OK;
+    for (int64_t l = 0; l < g->model->config.layers; l++)
+        TRY(ht_cache_fork(g->caches[l], to, from));
+    memcpy(g->last_logits + (size_t)to * vocab, g->last_logits + (size_t)from * vocab,
+           sizeof *g->last_logits * vocab);
+    memcpy(g->recent + to * HTI_RECENT, g->recent + from * HTI_RECENT,
+           sizeof *g->recent * HTI_RECENT);
+    return HT_OK;
+}
+
+/* ---- files ---- */
+
+/* What a file begins with; then the logits, the recent tokens, and per layer its size and its
+ * bytes. Native byte order. */
+typedef struct header {
+    char magic[8];
+    uint64_t bytes; /* of the whole file */
+    uint64_t model; /* which weights these are */
+    int64_t layers, vocab, position;
+} header;
+
+static size_t fixed_bytes(const ht_generator *g) {
+    return sizeof(header) + sizeof(float) * (size_t)g->model->config.vocab +
+           sizeof(int32_t) * HTI_RECENT;
+}
+
+static ht_status state_bytes(const ht_generator *g, int64_t slot, size_t *out) {
+    *out = fixed_bytes(g);
+    for (int64_t l = 0; l < g->model->config.layers; l++) {
+        size_t bytes;
+        TRY(ht_cache_save_bytes(g->caches[l], slot, &bytes));
+        *out += sizeof(uint64_t) + bytes;
+    }
+    return HT_OK;
+}
+
+ht_status ht_generator_get_state(const ht_generator *g, int64_t slot, ht_state_info *out) {
+    TRY(hti_generator_slot(g, slot));
+    CHECK(g->ctx, out && out->size >= sizeof *out, HT_INVALID,
+          "ht_state_info.size is too small; start from HT_STATE_INFO_INIT");
+    *out = (ht_state_info){.size = out->size,
+                           .position = ht_cache_position(g->caches[0], slot),
+                           .rows = ht_cache_rows(g->caches[0], slot),
+                           .layers = g->model->config.layers,
+                           .kv_heads = g->model->config.kv_heads};
+    return state_bytes(g, slot, &out->bytes);
+}
+
+static uint64_t mix(uint64_t hash, const void *data, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ ((const unsigned char *)data)[i]) * 0x100000001B3u;
+    return hash;
+}
+
+/* Weights that every update changes stand for all: the first embeddings, the last norm and the
+ * last layer. And what is the same in the weights, but not in what is made of them. */
+static ht_status model_mark(const ht_generator *g, uint64_t *out) {
+    enum { MOST = 1024 };
+    const ht_model *m = g->model;
+    const ht_config *c = &m->config;
+    int64_t from[] = {m->params.model.embed, m->params.model.norm_scale,
+                      m->params.layers[c->layers - 1].down};
+    int64_t count[] = {c->width * c->vocab, c->width, c->width * c->hidden};
+    double numbers[MOST] = {(double)c->attention, (double)c->query,  (double)c->block,
+                            (double)c->heads,     (double)c->rotary, c->rotary_theta,
+                            (double)c->sinusoidal};
+    *out = mix(0xCBF29CE484222325u, numbers, sizeof *numbers * 7);
+    for (int i = 0; i < 3; i++) {
+        int64_t n = count[i] < MOST ? count[i] : MOST;
+        TRY(hti_tensor_read(m->ctx, numbers, m->p, m->dtype, from[i], n));
+        *out = mix(*out, numbers, sizeof *numbers * (size_t)n);
+    }
+    return HT_OK;
+}
+
+static ht_status write_state(const ht_generator *g, int64_t slot, char *to, size_t bytes) {
+    size_t vocab = (size_t)g->model->config.vocab, at = sizeof(header);
+    header h = {.magic = "HTSTATE1",
+                .bytes = bytes,
+                .layers = g->model->config.layers,
+                .vocab = (int64_t)vocab,
+                .position = ht_cache_position(g->caches[0], slot)};
+    TRY(model_mark(g, &h.model));
+    memcpy(to, &h, sizeof h);
+    memcpy(to + at, g->last_logits + (size_t)slot * vocab, sizeof(float) * vocab);
+    at += sizeof(float) * vocab;
+    memcpy(to + at, g->recent + slot * HTI_RECENT, sizeof(int32_t) * HTI_RECENT);
+    at += sizeof(int32_t) * HTI_RECENT;
+    for (int64_t l = 0; l < h.layers; l++) {
+        size_t part;
+        TRY(ht_cache_save_bytes(g->caches[l], slot, &part));
+        uint64_t size = part;
+        memcpy(to + at, &size, sizeof size);
+        TRY(ht_cache_save(g->caches[l], slot, to + at + sizeof size, part));
+        at += sizeof size + part;
+    }
+    return HT_OK;
+}
+
+ht_status ht_generator_save(const ht_generator *g, int64_t slot, const char *path) {
+    size_t bytes;
+    hti_writer w = {0};
+    TRY(hti_generator_slot(g, slot));
+    CHECK(g->ctx, path, HT_INVALID, "ht_generator_save: path is NULL");
+    CHECK(g->ctx, ht_cache_position(g->caches[0], slot) > 0, HT_INVALID,
+          "slot %lld is empty: there is nothing to save", (long long)slot);
+    TRY(state_bytes(g, slot, &bytes));
+    char *buffer = hti_host_alloc(g->ctx, bytes);
+    CHECK(g->ctx, buffer, HT_NOMEM, "out of memory: %zu bytes of state", bytes);
+    ht_status status = write_state(g, slot, buffer, bytes);
+    if (status == HT_OK) status = hti_writer_open(&w, g->ctx, path);
+    if (status == HT_OK) status = hti_writer_put(&w, buffer, bytes);
+    if (status == HT_OK) status = hti_writer_commit(&w);
+    hti_writer_discard(&w);
+    hti_host_free(g->ctx, buffer);
+    return status;
+}
+
+static ht_status check_file(const ht_generator *g, const header *h, const char *path,
+                            size_t bytes) {
+    uint64_t mark;
+    CHECK(g->ctx, bytes >= sizeof *h && memcmp(h->magic, "HTSTATE1", 8) == 0, HT_FORMAT,
+          "%s is not a saved state", path);
+    CHECK(g->ctx, h->bytes == bytes && bytes >= fixed_bytes(g), HT_FORMAT,
+          "%s is damaged: it should have %llu bytes and has %zu", path,
+          (unsigned long long)h->bytes, bytes);
+    TRY(model_mark(g, &mark));
+    CHECK(g->ctx,
+          h->model == mark && h->layers == g->model->config.layers &&
+              h->vocab == g->model->config.vocab,
+          HT_FORMAT, "%s was saved with another model", path);
+    return HT_OK;
+}
+
+static ht_status load_layers(ht_generator *g, int64_t slot, const char *path, const char *from,
+                             size_t bytes, int64_t position) {
+    size_t at = fixed_bytes(g);
+    for (int64_t l = 0; l < g->model->config.layers; l++) {
+        uint64_t size = 0;
+        if (bytes - at >= sizeof size) memcpy(&size, from + at, sizeof size);
+        CHECK(g->ctx, bytes - at >= sizeof size && size <= bytes - at - sizeof size, HT_FORMAT,
+              "%s is damaged: layer %lld is cut off", path, (long long)l);
+        TRY(ht_cache_load(g->caches[l], slot, from + at + sizeof size, (size_t)size));
+        CHECK(g->ctx, ht_cache_position(g->caches[l], slot) == position, HT_FORMAT,
+              "%s is damaged: its layers stand at different positions", path);
+        at += sizeof size + (size_t)size;
+    }
+    CHECK(g->ctx, at == bytes, HT_FORMAT, "%s is damaged: there is more in it than layers", path);
+    return HT_OK;
+}
+
+static ht_status load_all(ht_generator *g, int64_t slot, const char *path, const char *from,
+                          size_t bytes) {
+    size_t vocab = (size_t)g->model->config.vocab, at = sizeof(header);
+    header h = {0};
+    memcpy(&h, from, bytes < sizeof h ? bytes : sizeof h);
+    TRY(check_file(g, &h, path, bytes));
+    ht_status status = load_layers(g, slot, path, from, bytes, h.position);
+    if (status != HT_OK) {
+        for (int64_t l = 0; l < g->model->config.layers; l++) ht_cache_reset(g->caches[l], slot);
+        return status;
+    }
+    memcpy(g->last_logits + (size_t)slot * vocab, from + at, sizeof(float) * vocab);
+    memcpy(g->recent + slot * HTI_RECENT, from + at + sizeof(float) * vocab,
+           sizeof(int32_t) * HTI_RECENT);
+    return HT_OK;
+}
+
+ht_status ht_generator_load(ht_generator *g, int64_t slot, const char *path) {
+    char *bytes;
+    size_t count;
+    TRY(hti_generator_slot(g, slot));
+    CHECK(g->ctx, path, HT_INVALID, "ht_generator_load: path is NULL");
+    TRY(hti_file_read(g->ctx, &bytes, &count, path, (size_t)1 << 40));
+    ht_status status = load_all(g, slot, path, bytes, count);
+    hti_host_free(g->ctx, bytes);
+    return status;
+}

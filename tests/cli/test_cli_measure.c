@@ -1,0 +1,102 @@
+/*
+ * What eval makes of losses, on cases small enough for the hand.
+ */
+#include "measure.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static ht_context *cpu;
+static ht_tokenizer *bytes;
+
+static int open_all(void **state) {
+    (void)state;
+    return ht_context_create(&cpu, NULL) != HT_OK || ht_tokenizer_open(&bytes, cpu, NULL) != HT_OK;
+}
+
+static int close_all(void **state) {
+    (void)state;
+    ht_tokenizer_close(bytes);
+    ht_context_destroy(cpu);
+    return 0;
+}
+
+/* Sequences '|' and text, each to be predicted up to the next one; '|' is token 0. */
+static void add(measure *m, const char *text, const float *losses) {
+    int32_t tokens[64], targets[64], starts[16] = {0};
+    ht_batch b = HT_BATCH_INIT;
+    int n = (int)strlen(text) - 1;
+    for (int i = 0; i < n; i++) {
+        tokens[i] = text[i] == '|' ? 0 : text[i] + 1;
+        targets[i] = text[i + 1] == '|' ? 0 : text[i + 1] + 1;
+        if (i > 0 && text[i] == '|') starts[++b.sequences] = i;
+    }
+    starts[++b.sequences] = n;
+    b.tokens = tokens;
+    b.cu_seqlens = starts;
+    b.targets = targets;
+    measure_add(m, &b, losses);
+}
+
+static void near(double got, double want) { assert_true(fabs(got - want) < 1e-6); }
+
+/* "ab c" and its end: 4 bytes, 2 words, 5 tokens, losses 1 ... 5. */
+static void by_hand(void **state) {
+    static const float losses[] = {1, 2, 3, 4, 5};
+    measure m = {.tokenizer = bytes, .documents = HT_DOCUMENTS_ARTICLES};
+    (void)state;
+    add(&m, "|ab c|", losses);
+    near(measure_loss(&m, &m.tokens), 3);
+    near(measure_loss(&m, &m.bytes), 15.0 / 4);
+    near(measure_loss(&m, &m.words), 15.0 / 2);
+    near(measure_error(&m, &m.tokens), 0);
+    /* positions 0; 1; 2, 3; 4 */
+    near(m.place_loss[0], 1), near(m.place_loss[1], 2);
+    near(m.place_loss[2], 7), near(m.place_loss[3], 5);
+    near(m.place_count[2], 2);
+    /* of lines the end is a word; of WikiText the end of a line is */
+    measure lines = {.tokenizer = bytes, .documents = HT_DOCUMENTS_LINES};
+    add(&lines, "|ab c|", losses);
+    near(measure_loss(&lines, &lines.words), 15.0 / 3);
+    measure wiki = {.tokenizer = bytes, .documents = HT_DOCUMENTS_WIKITEXT};
+    add(&wiki, "| a \n|", losses);
+    near(measure_loss(&wiki, &wiki.words), 15.0 / 2);
+}
+
+/* Two sequences of 2 and 4 tokens, losses 1 and 3 per token: R = 14 / 6, deviations
+ * 2 - 14/3 and 12 - 28/3, so the error is sqrt(2 * 2 * (8/3)^2) / 6. */
+static void errors(void **state) {
+    static const float losses[] = {1, 1, 3, 3, 3, 3};
+    measure m = {.tokenizer = bytes, .documents = HT_DOCUMENTS_ARTICLES};
+    (void)state;
+    add(&m, "|a|bcd|", losses);
+    near(m.sequences, 2);
+    near(measure_loss(&m, &m.tokens), 14.0 / 6);
+    near(measure_error(&m, &m.tokens), 2 * (8.0 / 3) / 6);
+}
+
+/* A word that a window cuts is counted once, where it begins. */
+static void cut_words(void **state) {
+    static const float losses[] = {1, 1, 1, 1, 1};
+    measure m = {.tokenizer = bytes, .documents = HT_DOCUMENTS_FILE};
+    (void)state;
+    add(&m, "|wo", losses);
+    add(&m, "ord x", losses);
+    near(m.words.amount, 2);
+    near(m.bytes.amount, 6);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(by_hand),
+        cmocka_unit_test(errors),
+        cmocka_unit_test(cut_words),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
