@@ -134,8 +134,8 @@ typedef struct hti_gemm {
  * for cls. */
 typedef struct hti_embed_call {
     ht_dtype dtype;
-    int64_t rows, width, vocab;
-    const int32_t *tokens, *positions; /* device [rows] */
+    int64_t rows, width, vocab, length; /* length: positions there are */
+    const int32_t *tokens, *positions;  /* device [rows] */
     const void *table, *cls,
         *learned;      /* [vocab, width], [width] or NULL, [length, width] or NULL */
     const void *fixed; /* [length, width] or NULL: not a parameter */
@@ -143,6 +143,7 @@ typedef struct hti_embed_call {
     hti_random drop;
     const void *dout;               /* backward only, and below */
     void *dtable, *dcls, *dlearned; /* wide */
+    void *scratch;                  /* backward: hti_ops.embed_scratch bytes */
 } hti_embed_call;
 
 /* s = x + dropout(y);  out = (s - mean) * rstd * scale + shift.   y NULL: s is x and not written.
@@ -176,6 +177,12 @@ typedef struct hti_linear_call {
     void *pre, *y;            /* [rows, out]; pre may be NULL in inference */
     hti_random drop;
     void *dy, *dx, *dw, *dbias; /* dx set, or NULL; dw, dbias wide */
+    /* backward: x is what another layer gave; dx then goes on through its dropout and activation,
+     * dx = (dpre W) * mask * before'(before_pre), and that layer's own call takes dx as HTI_LINEAR
+     */
+    hti_activation before;
+    const void *before_pre; /* [rows, in] */
+    hti_random before_drop;
 } hti_linear_call;
 
 /* Turns columns (i, i + d/2) of the first `heads` heads of each row by the row's angle; sign -1
@@ -271,6 +278,7 @@ typedef struct hti_ops {
     ht_status (*gemm)(ht_context *ctx, const hti_gemm *call);
     ht_status (*embed_forward)(ht_context *ctx, const hti_embed_call *call);
     ht_status (*embed_backward)(ht_context *ctx, const hti_embed_call *call);
+    size_t (*embed_scratch)(const ht_context *ctx, const hti_embed_call *call);
     ht_status (*norm_forward)(ht_context *ctx, const hti_norm_call *call);
     ht_status (*norm_backward)(ht_context *ctx, const hti_norm_call *call);
     size_t (*norm_scratch)(const ht_context *ctx, const hti_norm_call *call);

@@ -94,6 +94,6 @@ void hti_batch_stage(hti_net *n, const ht_batch *b) {
     n->rows.sequences = sequences;
     n->rows.length = longest;
     n->rows.cu_seqlens = n->fixed ? NULL : n->cu_host;
-    n->rows.mask = masked || n->fixed ? n->mask : NULL;
+    n->rows.mask = masked ? n->mask : NULL;
     n->rows.positions = n->positions;
 }

@@ -56,6 +56,9 @@ static void work_layout(hti_net *n, hti_arena *a) {
     hti_work_layout(&n->work, a, &n->layers, n->max_rows, n->backward);
     n->loss_scratch = hti_take(a, (int64_t)n->ctx->ops->loss_scratch(n->ctx, &loss), 1);
     if (!n->backward) return;
+    hti_embed_call embed = {
+        .dtype = n->model->dtype, .rows = n->max_rows, .width = c->width, .vocab = c->vocab};
+    n->embed_scratch = hti_take(a, (int64_t)n->ctx->ops->embed_scratch(n->ctx, &embed), 1);
     n->dnormed = n->work.dh; /* used up by the final norm before any layer needs it */
     if (language) return;
     n->dpooled = hti_take(a, n->max_sequences * c->width, e);
