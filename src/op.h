@@ -271,8 +271,8 @@ typedef struct hti_ops {
     size_t (*cache_scratch)(const ht_context *ctx, const hti_cache_call *call);
     ht_status (*cache_extend)(ht_context *ctx, const hti_cache_call *call);
 
-    /* the model's ops. model_check: can models of this dtype run here? If not, UNSUPPORTED and the
-     * sentence; a table without it has no models. */
+    /* the model's ops. model_check comes before all others: can models of this dtype run here? If
+     * not, UNSUPPORTED and the sentence; a table without it has no models. */
     ht_status (*model_check)(ht_context *ctx, ht_dtype dtype);
     int fixed_shapes; /* 1: pad every batch to the same shape, so that a step can be captured */
     ht_status (*gemm)(ht_context *ctx, const hti_gemm *call);

@@ -83,10 +83,12 @@ static __global__ void __launch_bounds__(THREADS) norm_forward(const norm_args a
 
 /* ---- backward ---- */
 
+extern __shared__ float4 hti_shared[];
+
 /* The block's sums of dscale and dshift into its place of the scratch, group after group. */
 template <int N, int LANES, int NV>
 DEVICE void add_groups(const norm_args &a, const float (*dscale)[N], const float (*dshift)[N]) {
-    extern __shared__ float sums[]; /* [2][width] */
+    float *sums = (float *)hti_shared; /* [2][width] */
     int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     for (int g = 0; g < THREADS / LANES; g++) {
         if (group == g)
