@@ -178,10 +178,11 @@ typedef struct hti_linear_call {
     hti_random drop;
     void *dy, *dx, *dw, *dbias; /* dx set, or NULL; dw, dbias wide */
     /* backward: x is what another layer gave; dx then goes on through its dropout and activation,
-     * dx = (dpre W) * mask * before'(before_pre), and that layer's own call takes dx as HTI_LINEAR
-     */
+     * dx = (dpre W) * mask * before'(before_pre), before_dbias += its column sums, and that layer's
+     * own call takes dx as HTI_LINEAR and has no dbias */
     hti_activation before;
     const void *before_pre; /* [rows, in] */
+    void *before_dbias;     /* wide [in], or NULL */
     hti_random before_drop;
 } hti_linear_call;
 

@@ -101,6 +101,8 @@ ht_status hti_cpu_linear_backward(ht_context *ctx, const hti_linear_call *a) {
                                   .dy = a->dx,
                                   .drop = a->before_drop};
         if (a->before != HTI_LINEAR) kernels(ctx, a->dtype)->activate_back(ctx, &before);
+        if (a->before_dbias)
+            kernels(ctx, a->dtype)->column_sums(ctx, a->before_dbias, a->dx, a->rows, a->in);
     }
     hti_gemm dw = {.dtype = a->dtype,
                    .wide_c = 1,

@@ -33,14 +33,12 @@ static inline hti_cuda_model *hti_model_of(const ht_context *ctx) {
 /* ---- products (model_blas.cu) ------------------------------------------------------------------
  */
 
-/* What is done to a product on its way out. bias: dtype [n]; aux: dtype [m, n], written by
- * GELU_AUX, read by DGELU, whose product is multiplied by gelu'(aux). */
+/* What is done to a product on its way out. bias: dtype [n]; aux: dtype [m, n]. */
 typedef enum hti_finish {
     HTI_FINISH_NONE,
     HTI_FINISH_BIAS,
-    HTI_FINISH_GELU,     /* gelu(product + bias) */
-    HTI_FINISH_GELU_AUX, /* aux = product + bias, gelu(aux) */
-    HTI_FINISH_DGELU
+    HTI_FINISH_GELU,    /* gelu(product + bias) */
+    HTI_FINISH_GELU_AUX /* aux = product + bias, gelu(aux) */
 } hti_finish;
 
 ht_status hti_blas_open(struct hti_blas **out, ht_context *ctx);
@@ -53,9 +51,10 @@ ht_status hti_cuda_gemm(ht_context *ctx, const hti_gemm *call);
 /* ---- sums over rows (model_sums.cu) ------------------------------------------------------------
  */
 
-/* out[c] += sum over p of partial[p * stride + c], c < width */
-ht_status hti_cuda_add_parts(const ht_context *ctx, float *out, const float *partial, int64_t parts,
-                             int64_t width, int64_t stride);
+/* out[c] += sum over p of partial[p * width + c], c < width. With `second`, rows of partial have
+ * two halves of `width`, and the second half is added there. */
+ht_status hti_cuda_add_parts(const ht_context *ctx, float *out, float *second, const float *partial,
+                             int64_t parts, int64_t width);
 /* sums[c] += column sums of x [rows, width] */
 ht_status hti_cuda_column_sums(const ht_context *ctx, float *sums, const void *x, int64_t rows,
                                int64_t width, ht_dtype dtype);
@@ -128,13 +127,22 @@ DEVICE uint32_t two_halves(float low, float high) {
     return *(const uint32_t *)&pair;
 }
 
+/* 16 bytes as they lie in memory, and their numbers: a kernel that needs them again later keeps the
+ * bytes, which take half the registers. */
+DEVICE void unpack(float *out, const uint4 &x, const bf16 *) {
+    out[0] = low_half(x.x), out[1] = high_half(x.x);
+    out[2] = low_half(x.y), out[3] = high_half(x.y);
+    out[4] = low_half(x.z), out[5] = high_half(x.z);
+    out[6] = low_half(x.w), out[7] = high_half(x.w);
+}
+DEVICE void unpack(float *out, const uint4 &x, const float *) {
+    out[0] = __uint_as_float(x.x), out[1] = __uint_as_float(x.y);
+    out[2] = __uint_as_float(x.z), out[3] = __uint_as_float(x.w);
+}
+
 template <int N> DEVICE void load(float *out, const bf16 *at) {
     if constexpr (N == 8) {
-        uint4 x = *(const uint4 *)at;
-        out[0] = low_half(x.x), out[1] = high_half(x.x);
-        out[2] = low_half(x.y), out[3] = high_half(x.y);
-        out[4] = low_half(x.z), out[5] = high_half(x.z);
-        out[6] = low_half(x.w), out[7] = high_half(x.w);
+        unpack(out, *(const uint4 *)at, at);
     } else {
         for (int i = 0; i < N; i++) out[i] = __bfloat162float(at[i]);
     }
@@ -212,6 +220,49 @@ template <int N> DEVICE void drop(float *x, const hti_drop &d, uint32_t row, uin
             for (int k = 1; k < 4; k++) word = (c + i) % 4 == (uint32_t)k ? w.w[k] : word;
             x[i] = word < d.threshold ? 0.0f : d.keep * x[i];
         }
+    }
+}
+
+/* ---- column sums: threads side by side over the columns, the others further down the rows -------
+ */
+
+enum { HTI_COLUMN_THREADS = 256 };
+
+typedef struct hti_columns {
+    float *partial; /* [chunks, width] */
+    int64_t rows, width;
+    int64_t strips, chunks; /* grid */
+    int across;             /* threads side by side, a power of two */
+} hti_columns;
+
+/* model_sums.cu: how to go over [rows, width] in vectors of n, and the second stage after it. */
+hti_columns hti_columns_of(const ht_context *ctx, int64_t rows, int64_t width, int n);
+ht_status hti_columns_add(const ht_context *ctx, float *sums, const hti_columns &c);
+
+/* This thread's first column, first row, and the step to its next row. */
+template <int N> DEVICE int64_t column_of(const hti_columns &a) {
+    return ((int64_t)blockIdx.x * a.across + threadIdx.x % a.across) * N;
+}
+DEVICE int64_t row_of(const hti_columns &a) {
+    return (int64_t)blockIdx.y * (HTI_COLUMN_THREADS / a.across) + threadIdx.x / a.across;
+}
+DEVICE int64_t row_step(const hti_columns &a) {
+    return (int64_t)gridDim.y * (HTI_COLUMN_THREADS / a.across);
+}
+
+/* The block's sums into its place of `partial`. */
+template <int N> DEVICE void keep_columns(const hti_columns &a, const float *sum) {
+    __shared__ float sums[HTI_COLUMN_THREADS * N];
+    int columns = a.across * N, down = HTI_COLUMN_THREADS / a.across;
+#pragma unroll
+    for (int i = 0; i < N; i++) sums[threadIdx.x * N + i] = sum[i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < columns; i += HTI_COLUMN_THREADS) {
+        int64_t at = (int64_t)blockIdx.x * columns + i;
+        if (at >= a.width) continue;
+        float all = 0;
+        for (int k = 0; k < down; k++) all += sums[k * columns + i];
+        a.partial[blockIdx.y * a.width + at] = all;
     }
 }
 

@@ -19,12 +19,13 @@
 
 enum { WORKSPACE = 32 << 20, MOST_PRODUCTS = 512 };
 
-#define FUNCTIONS(X)                                                                         \
-    X(Create)                                                                                \
-    X(Destroy)                                                                               \
-    X(MatmulDescCreate) X(MatmulDescDestroy) X(MatmulDescSetAttribute) X(MatrixLayoutCreate) \
-        X(MatrixLayoutDestroy) X(MatmulPreferenceCreate) X(MatmulPreferenceDestroy)          \
-            X(MatmulPreferenceSetAttribute) X(MatmulAlgoGetHeuristic) X(Matmul)
+#define FUNCTIONS(X)                                                                            \
+    X(Create)                                                                                   \
+    X(Destroy)                                                                                  \
+    X(MatmulDescCreate)                                                                         \
+    X(MatmulDescDestroy) X(MatmulDescSetAttribute) X(MatrixLayoutCreate) X(MatrixLayoutDestroy) \
+        X(MatmulPreferenceCreate) X(MatmulPreferenceDestroy) X(MatmulPreferenceSetAttribute)    \
+            X(MatmulAlgoGetHeuristic) X(Matmul)
 
 #define POINTER(name) decltype(&cublasLt##name) name;
 typedef struct functions {
@@ -135,17 +136,15 @@ static void make_key(product_key *k, const hti_gemm *g, hti_finish finish) {
 }
 
 static ht_status set_epilogue(struct hti_blas *b, ht_context *ctx, product *p, hti_finish finish,
-                              int64_t aux_stride, int has_bias) {
+                              int64_t aux_stride) {
     cublasLtEpilogue_t e = CUBLASLT_EPILOGUE_DEFAULT;
     if (finish == HTI_FINISH_BIAS) e = CUBLASLT_EPILOGUE_BIAS;
     if (finish == HTI_FINISH_GELU) e = CUBLASLT_EPILOGUE_GELU_BIAS;
     if (finish == HTI_FINISH_GELU_AUX) e = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    if (finish == HTI_FINISH_DGELU) e = CUBLASLT_EPILOGUE_DGELU;
-    (void)has_bias;
     BLAS_TRY(ctx,
              b->call.MatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &e, sizeof e),
              "describing a product");
-    if (finish == HTI_FINISH_GELU_AUX || finish == HTI_FINISH_DGELU)
+    if (finish == HTI_FINISH_GELU_AUX)
         BLAS_TRY(ctx,
                  b->call.MatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
                                                 &aux_stride, sizeof aux_stride),
@@ -185,7 +184,7 @@ static ht_status describe(struct hti_blas *b, ht_context *ctx, product *p) {
              b->call.MatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second,
                                             sizeof second),
              "describing a product");
-    TRY(set_epilogue(b, ctx, p, (hti_finish)k->finish, k->ldc, 1));
+    TRY(set_epilogue(b, ctx, p, (hti_finish)k->finish, k->ldc));
     return set_layouts(b, ctx, p);
 }
 

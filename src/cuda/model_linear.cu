@@ -59,30 +59,51 @@ static __global__ void __launch_bounds__(THREADS) activate_rows(const active_arg
 }
 
 template <typename T, int N>
-static __global__ void __launch_bounds__(THREADS) activate_back(const active_args a) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= a.count) return;
-    float d[N], pre[N];
-    load<N>(d, (const T *)a.y + i * N);
-    load<N>(pre, (const T *)a.in + i * N);
-    if (a.drop.threshold)
-        drop<N>(d, a.drop, (uint32_t)(i / a.vectors), (uint32_t)(i % a.vectors) * N);
-    for (int k = 0; k < N; k++) d[k] *= slope<T>(pre[k], a.activation);
-    store<N>((T *)a.y + i * N, d);
-}
-
-template <typename T, int N>
-static ht_status run_active(ht_context *ctx, active_args a, int64_t rows, int back) {
+static ht_status run_active(ht_context *ctx, active_args a, int64_t rows) {
     a.vectors = (uint32_t)(a.width / N);
     a.count = rows * a.vectors;
-    return hti_cuda_launch(ctx, back ? activate_back<T, N> : activate_rows<T, N>, "activating",
+    return hti_cuda_launch(ctx, activate_rows<T, N>, "activating",
                            dim3((unsigned)hti_ceil(a.count, THREADS)), THREADS, 0, a);
 }
 
-static ht_status active(ht_context *ctx, const active_args &a, ht_dtype dtype, int64_t rows,
-                        int back) {
-    int wide = hti_wide_rows(a.width, hti_bytes(dtype), a.in, a.bias, a.pre, a.y);
-    return HTI_BY_TYPE(run_active, dtype, wide, ctx, a, rows, back);
+/* Backward, and in the same pass the column sums of the result: the gradient of the bias. */
+struct back_args {
+    hti_columns at;
+    const void *pre;
+    void *dy; /* changed in place */
+    int activation, sums;
+    hti_drop drop;
+};
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(HTI_COLUMN_THREADS) activate_back(const back_args a) {
+    int64_t c = column_of<N>(a.at);
+    float sum[N] = {0};
+    if (c < a.at.width)
+#pragma unroll 2
+        for (int64_t r = row_of(a.at); r < a.at.rows; r += row_step(a.at)) {
+            float d[N], pre[N];
+            T *at = (T *)a.dy + r * a.at.width + c;
+            load<N>(d, at);
+            load<N>(pre, (const T *)a.pre + r * a.at.width + c);
+            if (a.drop.threshold) drop<N>(d, a.drop, (uint32_t)r, (uint32_t)c);
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                d[k] *= slope<T>(pre[k], a.activation);
+                sum[k] += as_stored(d[k], (const T *)nullptr);
+            }
+            store<N>(at, d);
+        }
+    if (a.sums) keep_columns<N>(a.at, sum);
+}
+
+template <typename T, int N>
+static ht_status run_back(ht_context *ctx, back_args a, int64_t rows, int64_t width, float *dbias) {
+    a.at = hti_columns_of(ctx, rows, width, N);
+    a.sums = dbias != NULL;
+    dim3 grid((unsigned)a.at.strips, (unsigned)a.at.chunks);
+    TRY(hti_cuda_launch(ctx, activate_back<T, N>, "activating", grid, HTI_COLUMN_THREADS, 0, a));
+    return dbias ? hti_columns_add(ctx, dbias, a.at) : HT_OK;
 }
 
 /* ---- forward ---- */
@@ -104,7 +125,8 @@ static ht_status forward_rest(ht_context *ctx, const hti_linear_call *a, const v
     k.in = product, k.bias = bias, k.y = a->y;
     k.pre = a->activation != HTI_LINEAR && a->pre != product ? a->pre : NULL;
     if (a->activation != HTI_LINEAR) k.drop = hti_drop_of(a->drop);
-    return active(ctx, k, a->dtype, a->rows, 0);
+    int wide = hti_wide_rows(a->out, hti_bytes(a->dtype), product, bias, k.pre, a->y);
+    return HTI_BY_TYPE(run_active, a->dtype, wide, ctx, k, a->rows);
 }
 
 /* How far one call of cuBLASLt gets; HT_UNSUPPORTED: nowhere. */
@@ -134,30 +156,28 @@ ht_status hti_cuda_linear_forward(ht_context *ctx, const hti_linear_call *a) {
 
 /* ---- backward ---- */
 
-static ht_status activation_back(ht_context *ctx, const void *pre, void *dy, int64_t rows,
-                                 int64_t width, hti_activation activation, ht_dtype dtype,
-                                 const hti_random &drop) {
-    active_args k = {};
-    k.width = (int)width, k.activation = activation;
-    k.in = pre, k.y = dy, k.drop = hti_drop_of(drop);
-    return active(ctx, k, dtype, rows, 1);
+/* dy becomes dpre; dbias (or NULL) gets its column sums. */
+static ht_status activation_back(ht_context *ctx, const void *pre, void *dy, float *dbias,
+                                 int64_t rows, int64_t width, hti_activation activation,
+                                 ht_dtype dtype, const hti_random &drop) {
+    back_args a = {};
+    a.pre = pre, a.dy = dy, a.activation = activation, a.drop = hti_drop_of(drop);
+    int wide = hti_wide_rows(width, hti_bytes(dtype), pre, dy);
+    return HTI_BY_TYPE(run_back, dtype, wide, ctx, a, rows, width, dbias);
 }
 
-/* dx = dpre W, then what the layer before does to it. */
+/* dx = dpre W, then what the layer before does to it. cuBLASLt could multiply with gelu' on the way
+ * out, but only in a slower kernel: that costs more than this pass, which also has the sums. */
 static ht_status input_gradient(ht_context *ctx, const hti_linear_call *a) {
     hti_gemm g = {};
     g.dtype = a->dtype, g.m = a->rows, g.n = a->in, g.k = a->out;
     g.a = a->dy, g.lda = a->out;
     g.b = a->w, g.ldb = a->in;
     g.c = a->dx, g.ldc = a->in;
-    if (a->before == HTI_GELU && !(a->before_drop.p > 0) && a->dtype == HT_BF16 && a->in % 8 == 0) {
-        ht_status status = hti_cuda_product(ctx, &g, HTI_FINISH_DGELU, NULL, (void *)a->before_pre);
-        if (status != HT_UNSUPPORTED) return status;
-    }
     TRY(hti_cuda_gemm(ctx, &g));
     if (a->before == HTI_LINEAR) return HT_OK;
-    return activation_back(ctx, a->before_pre, a->dx, a->rows, a->in, a->before, a->dtype,
-                           a->before_drop);
+    return activation_back(ctx, a->before_pre, a->dx, (float *)a->before_dbias, a->rows, a->in,
+                           a->before, a->dtype, a->before_drop);
 }
 
 static ht_status weight_gradient(ht_context *ctx, const hti_linear_call *a) {
@@ -167,15 +187,17 @@ static ht_status weight_gradient(ht_context *ctx, const hti_linear_call *a) {
     g.a = a->dy, g.lda = a->out, g.transpose_a = 1;
     g.b = a->x, g.ldb = a->in;
     g.c = a->dw, g.ldc = a->in;
-    TRY(hti_cuda_gemm(ctx, &g));
-    if (!a->dbias) return HT_OK;
-    return hti_cuda_column_sums(ctx, (float *)a->dbias, a->dy, a->rows, a->out, a->dtype);
+    return hti_cuda_gemm(ctx, &g);
 }
 
 ht_status hti_cuda_linear_backward(ht_context *ctx, const hti_linear_call *a) {
     hti_cuda_scope scope(ctx);
+    float *dbias = (float *)a->dbias;
     if (a->activation != HTI_LINEAR)
-        TRY(activation_back(ctx, a->pre, a->dy, a->rows, a->out, a->activation, a->dtype, a->drop));
+        TRY(activation_back(ctx, a->pre, a->dy, dbias, a->rows, a->out, a->activation, a->dtype,
+                            a->drop));
+    else if (dbias)
+        TRY(hti_cuda_column_sums(ctx, dbias, a->dy, a->rows, a->out, a->dtype));
     if (a->dx) TRY(input_gradient(ctx, a));
     return weight_gradient(ctx, a);
 }

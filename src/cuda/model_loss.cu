@@ -26,6 +26,7 @@ struct row_state {
     int best;       /* where the largest is; the first of equal ones */
 };
 
+DEVICE float max_or_nan(float a, float b) { return a > b || a != a ? a : b; }
 DEVICE float exp_of(float x, const float *) { return expf(x); }
 DEVICE float exp_of(float x, const bf16 *) { return __expf(x); }
 
@@ -158,7 +159,90 @@ static __global__ void __launch_bounds__(BLOCK) loss_blocks(const loss_args a) {
         clear_row<T, N>(a, z, threadIdx.x, BLOCK);
 }
 
+/* ---- language models: a bf16 row without bias stays in registers, NV vectors in each thread ----
+ */
+
+/* The largest over the thread block. NaN is larger than all. */
+DEVICE float max_block(float x) {
+    __shared__ float part[32];
+    for (int step = 16; step > 0; step /= 2)
+        x = max_or_nan(x, __shfl_xor_sync(0xffffffffu, x, step));
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = part[0];
+    for (int i = 1; i < (int)blockDim.x / 32; i++) x = max_or_nan(x, part[i]);
+    return x;
+}
+
+template <int NV> static __global__ void __launch_bounds__(1024) loss_held(const loss_args a) {
+    const bf16 *tag = nullptr;
+    int64_t row = blockIdx.x;
+    bf16 *z = (bf16 *)a.logits + row * a.classes;
+    int target = a.targets[a.first + row], threads = (int)blockDim.x, vectors = a.classes / 8;
+    if (target < 0) {
+        if (threadIdx.x == 0) finish_row(a, row, {0, 1, 0}, 0, target);
+        if (a.back) clear_row<bf16, 8>(a, z, threadIdx.x, threads);
+        return;
+    }
+    uint4 held[NV];
+    float x[8], top = -INFINITY, sum = 0, at = __bfloat162float(z[target]);
+#pragma unroll
+    for (int v = 0; v < NV; v++) { /* beyond the end: -inf, which weighs nothing */
+        int i = v * threads + (int)threadIdx.x;
+        held[v] = make_uint4(0xff80ff80u, 0xff80ff80u, 0xff80ff80u, 0xff80ff80u);
+        if (i < vectors) held[v] = ((const uint4 *)z)[i];
+    }
+#pragma unroll
+    for (int v = 0; v < NV; v++) {
+        unpack(x, held[v], tag);
+#pragma unroll
+        for (int i = 0; i < 8; i++) top = max_or_nan(top, x[i]);
+    }
+    top = max_block(top);
+    int before = 0; /* logits as large as the target's that come first */
+#pragma unroll
+    for (int v = 0; v < NV; v++) {
+        unpack(x, held[v], tag);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += __expf(x[i] - top);
+        if (at == top)
+            for (int i = 0; i < 8; i++)
+                before += x[i] == top && (v * threads + (int)threadIdx.x) * 8 + i < target;
+    }
+    sum = sum_block(sum);
+    before = sum_block(before);
+    row_state s = {top, sum, at == top && before == 0 ? target : -1};
+    if (threadIdx.x == 0) finish_row(a, row, s, at, target);
+    if (!a.back) return;
+    double scale = a.step->in.loss_scale;
+    float factor = (float)(scale / (double)sum);
+#pragma unroll
+    for (int v = 0; v < NV; v++) {
+        int i = v * threads + (int)threadIdx.x;
+        if (i >= vectors) continue;
+        unpack(x, held[v], tag);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            x[k] = factor * __expf(x[k] - top);
+            if (i * 8 + k == target) x[k] -= (float)scale;
+        }
+        store<8>(z + i * 8, x);
+    }
+}
+
+/* As many threads as hold the row in at most eight vectors each. */
+static ht_status run_held(ht_context *ctx, const loss_args &a) {
+    int threads = a.classes <= 32768 ? 512 : 1024, vectors = a.classes / 8;
+    auto kernel = vectors <= threads       ? loss_held<1>
+                  : vectors <= 2 * threads ? loss_held<2>
+                  : vectors <= 4 * threads ? loss_held<4>
+                                           : loss_held<8>;
+    return hti_cuda_launch(ctx, kernel, "loss", dim3((unsigned)a.rows), threads, 0, a);
+}
+
 template <typename T, int N> static ht_status run_rows(ht_context *ctx, const loss_args &a) {
+    if (sizeof(T) == 2 && N == 8 && !a.bias && a.classes > 1024 && a.classes <= 65536)
+        return run_held(ctx, a);
     if (a.classes > 4096)
         return hti_cuda_launch(ctx, loss_blocks<T, N>, "loss", dim3((unsigned)a.rows), BLOCK, 0, a);
     return hti_cuda_launch(ctx, loss_warps<T, N>, "loss", dim3((unsigned)hti_ceil(a.rows, WARPS)),

@@ -108,9 +108,13 @@ DEVICE void add_groups(const norm_args &a, const float (*dscale)[N], const float
         a.partial[(int64_t)blockIdx.x * 2 * a.width + c] = sums[c];
 }
 
+/* Thread blocks per multiprocessor: as many as the registers for the sums allow. */
+constexpr int blocks_of(int vectors) { return vectors == 1 ? 8 : vectors == 2 ? 5 : 2; }
+
 template <typename T, int N, int LANES, int NV>
-static __global__ void __launch_bounds__(THREADS) norm_backward(const norm_args a) {
+static __global__ void __launch_bounds__(THREADS, blocks_of(NV)) norm_backward(const norm_args a) {
     const int GROUPS = THREADS / LANES, IN_WARP = 32 / LANES;
+    const T *tag = nullptr;
     int lane = threadIdx.x % LANES, sub = threadIdx.x / LANES % IN_WARP;
     float dscale[NV][N] = {}, dshift[NV][N] = {};
     int64_t first = (int64_t)blockIdx.x * GROUPS + threadIdx.x / 32 * IN_WARP;
@@ -118,31 +122,31 @@ static __global__ void __launch_bounds__(THREADS) norm_backward(const norm_args 
         int live = r + sub < a.rows;
         int64_t row = live ? r + sub : r, base = row * a.width;
         float2 stats = ((const float2 *)a.stats)[row];
-        float n[NV][N], d[NV][N], g1 = 0, g2 = 0;
+        uint4 s[NV], d[NV], in[NV];
 #pragma unroll
         for (int v = 0; v < NV; v++) {
             int c = (v * LANES + lane) * N;
-            if (c < a.width && live) {
-                load<N>(n[v], (const T *)a.x + base + c);
-                load<N>(d[v], (const T *)a.dout + base + c);
-            } else {
-#pragma unroll
-                for (int i = 0; i < N; i++) n[v][i] = stats.x, d[v][i] = 0;
-            }
+            s[v] = d[v] = in[v] = make_uint4(0, 0, 0, 0);
+            if (c >= a.width || !live) continue;
+            s[v] = *(const uint4 *)((const T *)a.x + base + c);
+            d[v] = *(const uint4 *)((const T *)a.dout + base + c);
+            if (a.ds_in) in[v] = *(const uint4 *)((const T *)a.ds_in + base + c);
         }
+        float g1 = 0, g2 = 0;
 #pragma unroll
         for (int v = 0; v < NV; v++) {
             int c = (v * LANES + lane) * N;
-            float scale[N] = {};
+            float x[N], g[N], scale[N] = {};
+            unpack(x, s[v], tag);
+            unpack(g, d[v], tag);
             if (c < a.width) load<N>(scale, (const T *)a.scale + c);
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                n[v][i] = (n[v][i] - stats.x) * stats.y;
-                dscale[v][i] += d[v][i] * n[v][i];
-                dshift[v][i] += d[v][i];
-                d[v][i] *= scale[i];
-                g1 += d[v][i];
-                g2 += d[v][i] * n[v][i];
+                float n = (x[i] - stats.x) * stats.y;
+                dscale[v][i] += g[i] * n;
+                dshift[v][i] += g[i];
+                g1 += g[i] * scale[i];
+                g2 += g[i] * scale[i] * n;
             }
         }
         g1 = sum_lanes<LANES>(g1) / (float)a.width;
@@ -151,14 +155,20 @@ static __global__ void __launch_bounds__(THREADS) norm_backward(const norm_args 
         for (int v = 0; v < NV; v++) {
             int c = (v * LANES + lane) * N;
             if (c >= a.width || !live) continue;
-            float in[N] = {};
-            if (a.ds_in) load<N>(in, (const T *)a.ds_in + base + c);
+            float x[N], g[N], scale[N], ds[N];
+            unpack(x, s[v], tag);
+            unpack(g, d[v], tag);
+            unpack(ds, in[v], tag);
+            load<N>(scale, (const T *)a.scale + c);
 #pragma unroll
-            for (int i = 0; i < N; i++) in[i] += stats.y * (d[v][i] - g1 - n[v][i] * g2);
-            store<N>((T *)a.ds + base + c, in);
+            for (int i = 0; i < N; i++) {
+                float n = (x[i] - stats.x) * stats.y;
+                ds[i] += stats.y * (g[i] * scale[i] - g1 - n * g2);
+            }
+            store<N>((T *)a.ds + base + c, ds);
             if (!a.dy) continue;
-            if (a.drop.threshold) drop<N>(in, a.drop, (uint32_t)row, c);
-            store<N>((T *)a.dy + base + c, in);
+            if (a.drop.threshold) drop<N>(ds, a.drop, (uint32_t)row, c);
+            store<N>((T *)a.dy + base + c, ds);
         }
     }
     add_groups<N, LANES, NV>(a, dscale, dshift);
@@ -283,12 +293,14 @@ static ht_status forward(ht_context *ctx, const norm_args &a, int shape) {
 }
 
 /* Thread blocks of a backward call, each with its sums in the scratch. */
-static int64_t most_parts(const ht_context *ctx) { return 4 * hti_cuda_of(ctx)->processors; }
+static int64_t most_parts(const ht_context *ctx, int vectors) {
+    return (int64_t)blocks_of(vectors) * hti_cuda_of(ctx)->processors;
+}
 
 template <typename T, int N, int LANES, int NV>
 static ht_status run_backward(ht_context *ctx, const norm_args &a, int64_t *parts) {
     *parts = hti_ceil(a.rows, THREADS / LANES);
-    if (*parts > most_parts(ctx)) *parts = most_parts(ctx);
+    if (*parts > most_parts(ctx, NV)) *parts = most_parts(ctx, NV);
     return hti_cuda_launch(ctx, norm_backward<T, N, LANES, NV>, "norm_backward",
                            dim3((unsigned)*parts), THREADS, 2 * sizeof(float) * (size_t)a.width, a);
 }
@@ -347,12 +359,11 @@ ht_status hti_cuda_norm_backward(ht_context *ctx, const hti_norm_call *c) {
     int shape = shape_of(c->width, c->dtype, all);
     TRY((c->dtype == HT_BF16 ? backward<bf16, 8>(ctx, a, shape, &parts)
                              : backward<float, 4>(ctx, a, shape, &parts)));
-    TRY(hti_cuda_add_parts(ctx, (float *)c->dscale, a.partial, parts, c->width, 2 * c->width));
-    return hti_cuda_add_parts(ctx, (float *)c->dshift, a.partial + c->width, parts, c->width,
-                              2 * c->width);
+    return hti_cuda_add_parts(ctx, (float *)c->dscale, (float *)c->dshift, a.partial, parts,
+                              c->width);
 }
 
 size_t hti_cuda_norm_scratch(const ht_context *ctx, const hti_norm_call *c) {
-    int64_t parts = most_parts(ctx) > ANY_PARTS ? most_parts(ctx) : ANY_PARTS;
+    int64_t parts = most_parts(ctx, 1) > ANY_PARTS ? most_parts(ctx, 1) : ANY_PARTS;
     return sizeof(float) * 2 * (size_t)(parts * c->width);
 }

@@ -14,6 +14,7 @@ typedef struct hti_net {
     ht_config config;
     int backward; /* has memory for backward */
     int fixed;    /* every batch gets the same shape */
+    int placed;   /* with fixed: positions lie on the device */
     int first;    /* pooling takes first rows: after the last attention only they are computed */
     int64_t max_rows, max_sequences, max_length, items;
     ht_attention *plan, *plan_eval;
