@@ -109,7 +109,7 @@ DEVICE void add_groups(const norm_args &a, const float (*dscale)[N], const float
 }
 
 /* Thread blocks per multiprocessor: as many as the registers for the sums allow. */
-constexpr int blocks_of(int vectors) { return vectors == 1 ? 8 : vectors == 2 ? 5 : 2; }
+static constexpr int blocks_of(int vectors) { return vectors == 1 ? 8 : vectors == 2 ? 5 : 2; }
 
 template <typename T, int N, int LANES, int NV>
 static __global__ void __launch_bounds__(THREADS, blocks_of(NV)) norm_backward(const norm_args a) {
