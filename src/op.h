@@ -296,6 +296,10 @@ typedef struct hti_ops {
     ht_status (*round)(ht_context *ctx, ht_dtype dtype, void *w, const void *p,
                        int64_t count); /* w = p in dtype */
 
+    /* Optional: operations per second of products by the data sheet; 0: not known. NULL: to be
+     * measured. */
+    double (*peak)(const ht_context *ctx, ht_dtype dtype);
+
     /* Optional (NULL on the CPU): everything between begin and end is recorded, not run; launch
      * runs it. */
     ht_status (*capture_begin)(ht_context *ctx);

@@ -37,6 +37,26 @@ void hti_cuda_model_close(ht_context *ctx) {
     cuda->model = NULL;
 }
 
+/* ---- the data sheet ---- */
+
+/* Operations per multiprocessor and clock of dense products in bf16 (fp32 sums), of float, and the
+ * clock in GHz that the data sheets reckon with: A100, A40, L40, H100 and H200 (SXM), B200. */
+static double peak(const ht_context *ctx, ht_dtype dtype) {
+    static const struct {
+        int capability;
+        double bf16, f32, clock;
+    } sheet[] = {{80, 2048, 128, 1.41},
+                 {86, 1024, 256, 1.74},
+                 {89, 1024, 256, 2.52},
+                 {90, 4096, 256, 1.83},
+                 {100, 8192, 256, 1.85}};
+    const hti_cuda_backend *cuda = hti_cuda_of(ctx);
+    for (const auto &s : sheet)
+        if (s.capability == cuda->capability)
+            return 1e9 * s.clock * cuda->processors * (dtype == HT_BF16 ? s.bf16 : s.f32);
+    return 0;
+}
+
 /* ---- captured graphs ---- */
 
 /* Relaxed: a kernel's first launch may load its code while others are being recorded. */
@@ -78,6 +98,7 @@ static void graph_release(ht_context *ctx, void *graph) {
 void hti_cuda_model_entries(hti_ops *o) {
     o->model_check = model_check;
     o->fixed_shapes = 1;
+    o->peak = peak;
     o->gemm = hti_cuda_gemm;
     o->embed_forward = hti_cuda_embed_forward, o->embed_backward = hti_cuda_embed_backward;
     o->embed_scratch = hti_cuda_embed_scratch;
