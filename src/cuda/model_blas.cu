@@ -19,14 +19,19 @@
 
 enum { WORKSPACE = 32 << 20, MOST_PRODUCTS = 512 };
 
-#define FUNCTIONS(X)                                                                         \
-    X(Create)                                                                                \
-    X(Destroy)                                                                               \
-    X(MatmulDescCreate)                                                                      \
-    X(MatmulDescDestroy)                                                                     \
-    X(MatmulDescSetAttribute) X(MatrixLayoutCreate) X(MatrixLayoutDestroy)                   \
-        X(MatmulPreferenceCreate) X(MatmulPreferenceDestroy) X(MatmulPreferenceSetAttribute) \
-            X(MatmulAlgoGetHeuristic) X(Matmul)
+#define FUNCTIONS(X)                \
+    X(Create)                       \
+    X(Destroy)                      \
+    X(MatmulDescCreate)             \
+    X(MatmulDescDestroy)            \
+    X(MatmulDescSetAttribute)       \
+    X(MatrixLayoutCreate)           \
+    X(MatrixLayoutDestroy)          \
+    X(MatmulPreferenceCreate)       \
+    X(MatmulPreferenceDestroy)      \
+    X(MatmulPreferenceSetAttribute) \
+    X(MatmulAlgoGetHeuristic)       \
+    X(Matmul)
 
 #define POINTER(name) decltype(&cublasLt##name) name;
 typedef struct functions {
