@@ -254,6 +254,7 @@ typedef struct hti_ops {
     /* device memory, 64-byte aligned */
     ht_status (*alloc)(ht_context *ctx, void **out, size_t bytes);
     void (*release)(ht_context *ctx, void *block);
+    /* copy_in: src may be changed again when it returns; dst has it before any later call here */
     ht_status (*copy_in)(ht_context *ctx, void *dst, const void *src, size_t bytes);
     ht_status (*copy_out)(ht_context *ctx, void *dst, const void *src, size_t bytes);
     ht_status (*copy)(ht_context *ctx, void *dst, const void *src,

@@ -133,7 +133,12 @@ static ht_status load(ht_model **out, hti_reader *r) {
     ht_config config;
     hti_params params;
     hti_part part = {"", NULL};
+    const hti_ops *ops = r->ctx->ops;
     TRY(hti_checkpoint_config(&config, r));
+    /* weights are stored wide: a device that lacks the precision they were trained in takes float
+     */
+    if (ops->model_check && ops->model_check(r->ctx, (ht_dtype)config.dtype) == HT_UNSUPPORTED)
+        config.dtype = HT_F32;
     TRY(hti_params_make(&params, r->ctx, &config));
     ht_status status = hti_checkpoint_check(r, &params, &part, 1);
     hti_params_free(&params, r->ctx);
