@@ -90,9 +90,9 @@ typedef struct hti_cache_call {
  * lie in device memory (hti_step).
  */
 
-/* Dropout: element (row, column) of a site is dropped if word column % 4 of philox(key seed,
- * counter (offset, site, row, column / 4)) < hti_dropout_threshold(p), else multiplied by 1/(1-p).
- */
+/* Dropout: element (row, column) of a site is dropped if hti_drop_bits(philox(key seed, counter
+ * (offset, site, row, column / 8)), column) < hti_drop_threshold(p), see core/dropout.h, else
+ * multiplied by 1/(1-p). */
 typedef struct hti_random {
     double p; /* 0: none */
     uint64_t seed;

@@ -12,6 +12,10 @@
 
 #include "cuda/cuda.h"
 
+extern "C" {
+#include "core/dropout.h"
+}
+
 #define DEVICE static __device__ __forceinline__
 
 typedef __nv_bfloat16 bf16;
@@ -195,7 +199,7 @@ typedef struct hti_drop {
 static inline hti_drop hti_drop_of(const hti_random &r) {
     hti_drop d = {};
     if (!(r.p > 0)) return d;
-    d.threshold = hti_dropout_threshold(r.p);
+    d.threshold = hti_drop_threshold(r.p);
     d.site = r.site, d.offset = r.offset, d.seed = r.seed;
     d.offset_device = r.offset_device;
     d.keep = (float)(1 / (1 - r.p));
@@ -205,22 +209,15 @@ static inline hti_drop hti_drop_of(const hti_random &r) {
 /* x[0 ... N-1] of columns c ... of a row; c is a multiple of N. */
 template <int N> DEVICE void drop(float *x, const hti_drop &d, uint32_t row, uint32_t c) {
     uint32_t offset = d.offset_device ? *d.offset_device : d.offset;
-    if constexpr (N % 4 == 0) {
-#pragma unroll
-        for (int k = 0; k < N / 4; k++) {
-            hti_philox w = hti_philox_draw(d.seed, offset, d.site, row, c / 4 + k);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                x[4 * k + i] = w.w[i] < d.threshold ? 0.0f : d.keep * x[4 * k + i];
-        }
-    } else {
-        for (int i = 0; i < N; i++) {
-            hti_philox w = hti_philox_draw(d.seed, offset, d.site, row, (c + i) / 4);
-            uint32_t word = w.w[0];
-            for (int k = 1; k < 4; k++) word = (c + i) % 4 == (uint32_t)k ? w.w[k] : word;
-            x[i] = word < d.threshold ? 0.0f : d.keep * x[i];
-        }
+    hti_philox w = hti_philox_draw(d.seed, offset, d.site, row, c / 8);
+    if constexpr (N < 8) { /* this part of the draw comes to the front */
+        if (c & 4) w.w[0] = w.w[2], w.w[1] = w.w[3];
+        if (N < 4 && c & 2) w.w[0] = w.w[1];
+        if (N < 2 && c & 1) w.w[0] >>= 16;
     }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        x[i] = hti_drop_bits(&w, (uint32_t)i) < d.threshold ? 0.0f : d.keep * x[i];
 }
 
 /* ---- column sums: threads side by side over the columns, the others further down the rows -------
