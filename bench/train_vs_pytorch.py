@@ -3,6 +3,10 @@
 
     python3 bench/train_vs_pytorch.py [--program build/htransformer] [--batch 8] [--length 512]
                                       [--threads N] [--rounds 5] [--steps 4] [--json]
+    python3 bench/train_vs_pytorch.py --device cuda:0 [--cases encoder-2k,decoder-256] [--dropout P]
+                                      [--rounds 5] [--steps 4] [--json]
+
+On a GPU: see train_cuda.py. On the CPU:
 
 The model is the Long Range Arena's ListOps Transformer (preset listops: 8.9 million parameters),
 float32, AdamW with decay on everything, no dropout. PyTorch runs eagerly: the same network with
@@ -134,7 +138,17 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--library", help="cuda: libhtransformer.so, else that of build/")
+    parser.add_argument("--cases", help="cuda: only these, separated by commas")
+    parser.add_argument("--dropout", type=float, default=0, help="cuda")
+    parser.add_argument("--eager", action="store_true", help="cuda: without torch.compile")
+    parser.add_argument("--ours-only", action="store_true", help="cuda: without PyTorch")
+    parser.add_argument("--profile", action="store_true", help="cuda: time by kernel")
     args = parser.parse_args()
+    if args.device.startswith("cuda"):
+        import train_cuda
+        return train_cuda.main(args)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as temporary:

@@ -23,8 +23,11 @@ static bool takes_utf8(void) {
     return false;
 }
 
-void progress_begin(progress *p, const ht_config *config, bool quiet) {
+void progress_begin(progress *p, ht_context *ctx, const ht_model *model, const ht_config *config,
+                    bool quiet) {
     *p = (progress){.config = config, .quiet = quiet, .last = -PLAIN_SECONDS};
+    p->flops = ht_model_flops(model);
+    if (!quiet && ht_context_peak(ctx, (ht_dtype)config->dtype, &p->peak) != HT_OK) p->peak = 0;
     const char *term = getenv("TERM");
     p->terminal = isatty(STDOUT_FILENO) && term && strcmp(term, "dumb") != 0;
     p->blocks = takes_utf8();
@@ -69,6 +72,14 @@ static const char *clock_text(char *out, size_t bytes, double seconds) {
         snprintf(out, bytes, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
     else
         snprintf(out, bytes, "%ld:%02ld", s / 60, s % 60);
+    return out;
+}
+
+/* " | 41.5 % of peak": of the device's arithmetic; nothing where that is not known */
+static const char *share_text(char *out, size_t bytes, const progress *p, double per_second) {
+    *out = '\0';
+    if (p->peak > 0)
+        snprintf(out, bytes, " | %.1f %% of peak", 100 * per_second * p->flops / p->peak);
     return out;
 }
 
@@ -162,6 +173,7 @@ static void draw(progress *p, const ht_event *e) {
     add_spark(&l, p);
     snprintf(text, sizeof text, " | %.1fk tok/s", per_second / 1e3);
     words(&l, text);
+    words(&l, share_text(text, sizeof text, p, per_second));
     snprintf(text, sizeof text, " | %.0f MB", memory() / 1e6);
     words(&l, text);
     snprintf(text, sizeof text, " | lr %.2e | norm %.2f", e->report->rate,
@@ -174,12 +186,12 @@ static void draw(progress *p, const ht_event *e) {
 }
 
 static void print_step(progress *p, const ht_event *e) {
-    char score[64], left[32];
+    char score[64], left[32], share[64];
     double per_second = e->step_seconds > 0 ? (double)e->report->tokens / e->step_seconds : 0;
-    printf("step %lld/%lld | %s | lr %.2e | norm %.2f | %.1f ms | %.1fk tok/s | %s left%s\n",
+    printf("step %lld/%lld | %s | lr %.2e | norm %.2f | %.1f ms | %.1fk tok/s%s | %s left%s\n",
            (long long)e->step, (long long)e->steps, score_text(score, sizeof score, p, e->report),
            e->report->rate, e->report->gradient_norm, 1e3 * e->step_seconds, per_second / 1e3,
-           clock_text(left, sizeof left, e->left),
+           share_text(share, sizeof share, p, per_second), clock_text(left, sizeof left, e->left),
            e->report->applied ? "" : " | not finite, skipped");
 }
 

@@ -330,7 +330,7 @@ static int tell(void *user, const ht_event *event) {
 static bool train(run_parts *p, const train_values *v, cli_error *error) {
     progress show;
     ht_train_desc desc = HT_TRAIN_DESC_INIT;
-    progress_begin(&show, &p->config, v->quiet);
+    progress_begin(&show, p->ctx, p->model, &p->config, v->quiet);
     if (!v->quiet) progress_header(p->model, p->trainer, p->train, p->valid);
     desc.folder = v->run;
     desc.train = p->train;

@@ -521,6 +521,12 @@ HT_API void ht_model_destroy(ht_model *model);
 HT_API ht_status ht_model_get_config(const ht_model *model, ht_config *out); /* zeros filled in */
 HT_API int64_t ht_model_parameters(const ht_model *model);                   /* how many numbers */
 
+/* Operations of a training step per row: the products of the linear layers, forward and backward;
+ * attention is not counted. And how many per second the device could do in that precision: of a
+ * GPU by its data sheet, of a CPU as measured now (0.1 s); 0: not known. */
+HT_API double ht_model_flops(const ht_model *model);
+HT_API ht_status ht_context_peak(ht_context *ctx, ht_dtype dtype, double *out);
+
 /* A safetensors file with the configuration in its metadata; whole or not there. */
 HT_API ht_status ht_model_save(const ht_model *model, const char *path);
 /* The same with numbers of another type: BF16 makes it half as large and rounds. */

@@ -165,7 +165,9 @@ void ht_memory_free(ht_context *ctx, void *block) {
 ht_status ht_memory_copy_in(ht_context *ctx, void *device_dst, const void *host_src, size_t bytes) {
     CHECK(ctx, bytes == 0 || (device_dst && host_src), HT_INVALID,
           "ht_memory_copy_in: NULL pointer");
-    return bytes ? ctx->ops->copy_in(ctx, device_dst, host_src, bytes) : HT_OK;
+    if (bytes == 0) return HT_OK;
+    TRY(ctx->ops->copy_in(ctx, device_dst, host_src, bytes));
+    return ctx->ops->synchronize(ctx);
 }
 
 ht_status ht_memory_copy_out(ht_context *ctx, void *host_dst, const void *device_src,

@@ -90,9 +90,9 @@ typedef struct hti_cache_call {
  * lie in device memory (hti_step).
  */
 
-/* Dropout: element (row, column) of a site is dropped if word column % 4 of philox(key seed,
- * counter (offset, site, row, column / 4)) < hti_dropout_threshold(p), else multiplied by 1/(1-p).
- */
+/* Dropout: element (row, column) of a site is dropped if hti_drop_bits(philox(key seed, counter
+ * (offset, site, row, column / 8)), column) < hti_drop_threshold(p), see core/dropout.h, else
+ * multiplied by 1/(1-p). */
 typedef struct hti_random {
     double p; /* 0: none */
     uint64_t seed;
@@ -134,8 +134,8 @@ typedef struct hti_gemm {
  * for cls. */
 typedef struct hti_embed_call {
     ht_dtype dtype;
-    int64_t rows, width, vocab;
-    const int32_t *tokens, *positions; /* device [rows] */
+    int64_t rows, width, vocab, length; /* length: positions there are */
+    const int32_t *tokens, *positions;  /* device [rows] */
     const void *table, *cls,
         *learned;      /* [vocab, width], [width] or NULL, [length, width] or NULL */
     const void *fixed; /* [length, width] or NULL: not a parameter */
@@ -143,6 +143,7 @@ typedef struct hti_embed_call {
     hti_random drop;
     const void *dout;               /* backward only, and below */
     void *dtable, *dcls, *dlearned; /* wide */
+    void *scratch;                  /* backward: hti_ops.embed_scratch bytes */
 } hti_embed_call;
 
 /* s = x + dropout(y);  out = (s - mean) * rstd * scale + shift.   y NULL: s is x and not written.
@@ -176,6 +177,13 @@ typedef struct hti_linear_call {
     void *pre, *y;            /* [rows, out]; pre may be NULL in inference */
     hti_random drop;
     void *dy, *dx, *dw, *dbias; /* dx set, or NULL; dw, dbias wide */
+    /* backward: x is what another layer gave; dx then goes on through its dropout and activation,
+     * dx = (dpre W) * mask * before'(before_pre), before_dbias += its column sums, and that layer's
+     * own call takes dx as HTI_LINEAR and has no dbias */
+    hti_activation before;
+    const void *before_pre; /* [rows, in] */
+    void *before_dbias;     /* wide [in], or NULL */
+    hti_random before_drop;
 } hti_linear_call;
 
 /* Turns columns (i, i + d/2) of the first `heads` heads of each row by the row's angle; sign -1
@@ -246,6 +254,7 @@ typedef struct hti_ops {
     /* device memory, 64-byte aligned */
     ht_status (*alloc)(ht_context *ctx, void **out, size_t bytes);
     void (*release)(ht_context *ctx, void *block);
+    /* copy_in: src may be changed again when it returns; dst has it before any later call here */
     ht_status (*copy_in)(ht_context *ctx, void *dst, const void *src, size_t bytes);
     ht_status (*copy_out)(ht_context *ctx, void *dst, const void *src, size_t bytes);
     ht_status (*copy)(ht_context *ctx, void *dst, const void *src,
@@ -264,13 +273,14 @@ typedef struct hti_ops {
     size_t (*cache_scratch)(const ht_context *ctx, const hti_cache_call *call);
     ht_status (*cache_extend)(ht_context *ctx, const hti_cache_call *call);
 
-    /* the model's ops. model_check: can models of this dtype run here? If not, UNSUPPORTED and the
-     * sentence; a table without it has no models. */
+    /* the model's ops. model_check comes before all others: can models of this dtype run here? If
+     * not, UNSUPPORTED and the sentence; a table without it has no models. */
     ht_status (*model_check)(ht_context *ctx, ht_dtype dtype);
     int fixed_shapes; /* 1: pad every batch to the same shape, so that a step can be captured */
     ht_status (*gemm)(ht_context *ctx, const hti_gemm *call);
     ht_status (*embed_forward)(ht_context *ctx, const hti_embed_call *call);
     ht_status (*embed_backward)(ht_context *ctx, const hti_embed_call *call);
+    size_t (*embed_scratch)(const ht_context *ctx, const hti_embed_call *call);
     ht_status (*norm_forward)(ht_context *ctx, const hti_norm_call *call);
     ht_status (*norm_backward)(ht_context *ctx, const hti_norm_call *call);
     size_t (*norm_scratch)(const ht_context *ctx, const hti_norm_call *call);
@@ -286,6 +296,10 @@ typedef struct hti_ops {
     ht_status (*adamw)(ht_context *ctx, const hti_adamw_call *call);
     ht_status (*round)(ht_context *ctx, ht_dtype dtype, void *w, const void *p,
                        int64_t count); /* w = p in dtype */
+
+    /* Optional: operations per second of products by the data sheet; 0: not known. NULL: to be
+     * measured. */
+    double (*peak)(const ht_context *ctx, ht_dtype dtype);
 
     /* Optional (NULL on the CPU): everything between begin and end is recorded, not run; launch
      * runs it. */

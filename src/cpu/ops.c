@@ -32,6 +32,11 @@ ENTRY(pool_forward, pool_call)
 ENTRY(pool_backward, pool_call)
 ENTRY(adamw, adamw_call)
 
+size_t hti_cpu_embed_scratch(const ht_context *ctx, const hti_embed_call *call) {
+    (void)ctx, (void)call;
+    return 0;
+}
+
 size_t hti_cpu_norm_scratch(const ht_context *ctx, const hti_norm_call *call) {
     (void)ctx, (void)call;
     return 0;
@@ -89,6 +94,15 @@ ht_status hti_cpu_linear_backward(ht_context *ctx, const hti_linear_call *a) {
                        .c = a->dx,
                        .ldc = a->in};
         TRY(ctx->ops->gemm(ctx, &dx));
+        hti_linear_call before = {.activation = a->before,
+                                  .rows = a->rows,
+                                  .out = a->in,
+                                  .pre = (void *)a->before_pre,
+                                  .dy = a->dx,
+                                  .drop = a->before_drop};
+        if (a->before != HTI_LINEAR) kernels(ctx, a->dtype)->activate_back(ctx, &before);
+        if (a->before_dbias)
+            kernels(ctx, a->dtype)->column_sums(ctx, a->before_dbias, a->dx, a->rows, a->in);
     }
     hti_gemm dw = {.dtype = a->dtype,
                    .wide_c = 1,

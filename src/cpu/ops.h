@@ -43,6 +43,7 @@ ht_status hti_cpu_gemm_blas(ht_context *ctx,
 ht_status hti_cpu_model_check(ht_context *ctx, ht_dtype dtype);
 ht_status hti_cpu_embed_forward(ht_context *ctx, const hti_embed_call *call);
 ht_status hti_cpu_embed_backward(ht_context *ctx, const hti_embed_call *call);
+size_t hti_cpu_embed_scratch(const ht_context *ctx, const hti_embed_call *call);
 ht_status hti_cpu_norm_forward(ht_context *ctx, const hti_norm_call *call);
 ht_status hti_cpu_norm_backward(ht_context *ctx, const hti_norm_call *call);
 size_t hti_cpu_norm_scratch(const ht_context *ctx, const hti_norm_call *call);
@@ -62,11 +63,11 @@ ht_status hti_cpu_round(ht_context *ctx, ht_dtype dtype, void *w, const void *p,
 #define HTI_CPU_MODEL(copy, product)                                                      \
     .kernels = &(copy), .gemm = (product), .model_check = hti_cpu_model_check,            \
     .embed_forward = hti_cpu_embed_forward, .embed_backward = hti_cpu_embed_backward,     \
-    .norm_forward = hti_cpu_norm_forward, .norm_backward = hti_cpu_norm_backward,         \
-    .norm_scratch = hti_cpu_norm_scratch, .linear_forward = hti_cpu_linear_forward,       \
-    .linear_backward = hti_cpu_linear_backward, .rotary = hti_cpu_rotary,                 \
-    .pool_forward = hti_cpu_pool_forward, .pool_backward = hti_cpu_pool_backward,         \
-    .loss_scratch = hti_cpu_loss_scratch, .loss = hti_cpu_loss, .square = hti_cpu_square, \
-    .adamw = hti_cpu_adamw, .round = hti_cpu_round
+    .embed_scratch = hti_cpu_embed_scratch, .norm_forward = hti_cpu_norm_forward,         \
+    .norm_backward = hti_cpu_norm_backward, .norm_scratch = hti_cpu_norm_scratch,         \
+    .linear_forward = hti_cpu_linear_forward, .linear_backward = hti_cpu_linear_backward, \
+    .rotary = hti_cpu_rotary, .pool_forward = hti_cpu_pool_forward,                       \
+    .pool_backward = hti_cpu_pool_backward, .loss_scratch = hti_cpu_loss_scratch,         \
+    .loss = hti_cpu_loss, .square = hti_cpu_square, .adamw = hti_cpu_adamw, .round = hti_cpu_round
 
 #endif

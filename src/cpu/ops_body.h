@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "core/philox.h"
+#include "core/dropout.h"
 #include "cpu/ops.h"
 
 #define SIMD _Pragma("omp simd")
@@ -21,16 +21,18 @@ enum { SPAN = 256 }; /* columns of a dropout mask made at a time */
 
 /* ---- dropout ---- */
 
-/* mask[0 ... n-1] of columns c0 ... of a row: 0 or 1/(1-p). c0 is a multiple of 4, n at most SPAN.
+/* mask[0 ... n-1] of columns c0 ... of a row: 0 or 1/(1-p). c0 is a multiple of 8, n at most SPAN.
  */
 static void FN(mask)(real *restrict mask, const hti_random *d, int64_t row, int64_t c0, int n) {
-    uint32_t threshold = hti_dropout_threshold(d->p), word[SPAN];
+    uint32_t threshold = hti_drop_threshold(d->p), word[SPAN];
     real keep = (real)(1 / (1 - d->p));
-    SIMD for (int g = 0; g < (n + 3) / 4; g++) {
+    SIMD for (int g = 0; g < (n + 7) / 8; g++) {
         hti_philox w =
-            hti_philox_draw(d->seed, d->offset, d->site, (uint32_t)row, (uint32_t)(c0 / 4 + g));
-        word[4 * g] = w.w[0], word[4 * g + 1] = w.w[1];
-        word[4 * g + 2] = w.w[2], word[4 * g + 3] = w.w[3];
+            hti_philox_draw(d->seed, d->offset, d->site, (uint32_t)row, (uint32_t)(c0 / 8 + g));
+        word[8 * g] = w.w[0] & 0xffffu, word[8 * g + 1] = w.w[0] >> 16;
+        word[8 * g + 2] = w.w[1] & 0xffffu, word[8 * g + 3] = w.w[1] >> 16;
+        word[8 * g + 4] = w.w[2] & 0xffffu, word[8 * g + 5] = w.w[2] >> 16;
+        word[8 * g + 6] = w.w[3] & 0xffffu, word[8 * g + 7] = w.w[3] >> 16;
     }
     SIMD for (int i = 0; i < n; i++) mask[i] = word[i] < threshold ? 0 : keep;
 }

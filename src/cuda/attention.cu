@@ -62,6 +62,7 @@ static void set_tensors(hti_cuda_args *a, const hti_attention_call *call) {
     a->query_mask = call->query_mask;
     a->seed = call->seed;
     a->offset = call->offset;
+    a->offset_device = call->offset_device;
     a->saved = (float *)call->saved;
     if (!call->cu_seqlens) a->cu = NULL;
     if (!call->query_mask) a->first = NULL;

@@ -33,6 +33,7 @@ typedef struct hti_cuda_backend {
     int shared_bytes; /* shared memory that one block may ask for */
     cudaStream_t stream;
     char name[96];
+    struct hti_cuda_model *model; /* model.h; NULL until the first model is made */
 } hti_cuda_backend;
 
 static inline hti_cuda_backend *hti_cuda_of(const ht_context *ctx) {
@@ -85,6 +86,7 @@ typedef struct hti_cuda_args {
     float keep;         /* dropout: 1 / (1 - p) */
     uint32_t threshold; /* dropout: words below it drop; 0: no dropout */
     uint32_t offset;
+    const uint32_t *offset_device; /* the offset of a captured graph, or NULL */
     uint64_t seed;
     double theta; /* rotary base, 0: none */
     ht_tensor q, k, v, out, lse, dout, dlse, dq, dk, dv;

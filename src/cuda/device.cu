@@ -2,6 +2,7 @@
  * CUDA devices: the list of them, contexts, memory, checked launches, and the table of kernels.
  */
 #include "cuda/cuda.h"
+#include "cuda/model.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -134,8 +135,9 @@ static void cuda_close(ht_context *ctx) {
     if (!cuda) return;
     {
         hti_cuda_scope scope(ctx);
+        cudaStreamSynchronize(cuda->stream);
+        hti_cuda_model_close(ctx);
         if (cuda->own_stream) {
-            cudaStreamSynchronize(cuda->stream);
             cudaStreamDestroy(cuda->stream);
         }
         cudaGetLastError();
@@ -173,10 +175,16 @@ static void cuda_release(ht_context *ctx, void *block) {
     if (cudaFree(block) != cudaSuccess) cudaGetLastError();
 }
 
+/* Ordinary host memory has been read when the copy call returns; memory that CUDA knows is read
+ * later, so that we have to wait. */
 static ht_status cuda_copy_in(ht_context *ctx, void *dst, const void *src, size_t bytes) {
     hti_cuda_scope scope(ctx);
     cudaStream_t stream = hti_cuda_of(ctx)->stream;
+    cudaPointerAttributes about = {};
+    cudaError_t known = cudaPointerGetAttributes(&about, src);
+    if (known != cudaSuccess) cudaGetLastError();
     CUDA_TRY(ctx, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, stream), "copying in");
+    if (known == cudaSuccess && about.type == cudaMemoryTypeUnregistered) return HT_OK;
     CUDA_TRY(ctx, cudaStreamSynchronize(stream), "copying in");
     return HT_OK;
 }
@@ -249,7 +257,6 @@ ht_status hti_cuda_upload(const ht_context *ctx, int32_t *dst, const int32_t *sr
 
 /* ---- the table ---- */
 
-/* Entries that are not named are NULL: there are no models on CUDA yet. */
 static hti_ops make_ops() {
     hti_ops o = {};
     o.name = "cuda";
@@ -260,6 +267,7 @@ static hti_ops make_ops() {
     o.attention_forward = hti_cuda_attention_forward;
     o.attention_backward = hti_cuda_attention_backward;
     o.cache_scratch = hti_cuda_cache_scratch, o.cache_extend = hti_cuda_cache_extend;
+    hti_cuda_model_entries(&o);
     return o;
 }
 

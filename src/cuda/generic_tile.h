@@ -362,13 +362,17 @@ DEVICE float score_of(const hti_cuda_args &a, float dot, int head, int distance)
     return fmaf(a.scale, dot, bias);
 }
 
+DEVICE uint32_t offset_of(const hti_cuda_args &a) {
+    return a.offset_device ? *a.offset_device : a.offset;
+}
+
 /* Dropout where a lane is a key: bit i says that the weight of own query c0 + i and key j0 + lane
  * stays. Each lane draws once, for four keys of one query; j0 is a multiple of four. */
 DEVICE unsigned keeps_of_queries(const hti_cuda_args &a, const place &p, int head, int level,
                                  int c0, int j0) {
     int lane = lane_id();
     uint32_t stream = (uint32_t)p.sequence * (uint32_t)a.q_heads + (uint32_t)head;
-    hti_philox draw = hti_dropout_words(a.seed, a.offset, stream, level, c0 + lane / 8,
+    hti_philox draw = hti_dropout_words(a.seed, offset_of(a), stream, level, c0 + lane / 8,
                                         (uint32_t)(j0 / 4 + lane % 8));
     unsigned mine = 0, bits = 0;
     for (int k = 0; k < 4; k++) mine |= (draw.w[k] >= a.threshold ? 1u : 0u) << k;
@@ -381,7 +385,8 @@ DEVICE unsigned keeps_of_queries(const hti_cuda_args &a, const place &p, int hea
 DEVICE unsigned keeps_of_keys(const hti_cuda_args &a, const place &p, int head, int level,
                               int query, int j0) {
     uint32_t stream = (uint32_t)p.sequence * (uint32_t)a.q_heads + (uint32_t)head;
-    hti_philox draw = hti_dropout_words(a.seed, a.offset, stream, level, query, (uint32_t)(j0 / 4));
+    hti_philox draw =
+        hti_dropout_words(a.seed, offset_of(a), stream, level, query, (uint32_t)(j0 / 4));
     unsigned bits = 0;
     for (int k = 0; k < 4; k++) bits |= (draw.w[k] >= a.threshold ? 1u : 0u) << k;
     return bits;

@@ -233,13 +233,13 @@ static ht_status mlp_backward(const hti_layers *s, int64_t index, const hti_laye
     down.dx = work->dwide;
     down.dw = g->down;
     down.dbias = g->down_bias;
-    up.activation = HTI_GELU;
-    up.drop = hti_site(r, c->dropout, index, HTI_SITE_ACT);
-    up.pre = k->pre;
+    down.before = HTI_GELU;
+    down.before_pre = k->pre;
+    down.before_dbias = g->up_bias;
+    down.before_drop = hti_site(r, c->dropout, index, HTI_SITE_ACT);
     up.dy = work->dwide;
     up.dx = work->dh;
     up.dw = g->up;
-    up.dbias = g->up_bias;
     TRY(s->ctx->ops->linear_backward(s->ctx, &down));
     return s->ctx->ops->linear_backward(s->ctx, &up);
 }

@@ -7,10 +7,24 @@
  */
 #include "model/net.h"
 
+#include <string.h>
+
+/* Whether all numbers are least ... most - 1; a loop that vectorises, since a batch is looked at
+ * while the device waits for it. */
+static int all_within(const int32_t *x, int64_t count, int64_t least, int64_t most) {
+    uint32_t top = 0, range = (uint32_t)(most - least);
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t above = (uint32_t)x[i] - (uint32_t)least;
+        top = above > top ? above : top;
+    }
+    return count == 0 || top < range;
+}
+
 static ht_status check_tokens(const hti_net *n, const ht_batch *b) {
     const ht_config *c = n->c;
     int64_t total = b->cu_seqlens[b->sequences];
-    for (int64_t i = 0; i < total; i++)
+    int good = all_within(b->tokens, total, 0, c->vocab);
+    for (int64_t i = 0; i < total && !good; i++)
         CHECK(n->ctx, b->tokens[i] >= 0 && b->tokens[i] < c->vocab, HT_INVALID,
               "token %lld of the batch must be 0 to %lld, got %d", (long long)i,
               (long long)c->vocab - 1, (int)b->tokens[i]);
@@ -19,7 +33,8 @@ static ht_status check_tokens(const hti_net *n, const ht_batch *b) {
                       : c->task == HT_TASK_PAIRS  ? b->sequences / 2
                                                   : b->sequences;
     int64_t most = c->task == HT_TASK_LANGUAGE ? c->vocab : c->classes;
-    for (int64_t i = 0; i < targets; i++)
+    good = all_within(b->targets, targets, -1, most);
+    for (int64_t i = 0; i < targets && !good; i++)
         CHECK(n->ctx, b->targets[i] >= -1 && b->targets[i] < most, HT_INVALID,
               "target %lld of the batch must be 0 to %lld, or -1, got %d", (long long)i,
               (long long)most - 1, (int)b->targets[i]);
@@ -59,15 +74,22 @@ static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t 
     int64_t cls = hti_config_has_cls(c), have = i < b->sequences,
             first = have ? b->cu_seqlens[i] : 0;
     int64_t tokens = have ? b->cu_seqlens[i + 1] - first : 0, rows = have ? tokens + cls : 0;
-    int64_t end = n->fixed ? n->max_length : rows;
-    for (int64_t k = 0; k < end; k++) {
-        int is_cls = have && k < cls, inside = k < rows;
-        int32_t token = is_cls ? -1 : inside ? b->tokens[first + k - cls] : 0;
-        n->tokens_host[at + k] = token;
-        n->positions_host[at + k] = (int32_t)k;
-        n->mask_host[at + k] = inside && (token != 0 || !c->mask_zero);
-        if (c->task == HT_TASK_LANGUAGE)
-            n->targets_host[at + k] = inside && b->targets ? b->targets[first + k] : -1;
+    int64_t end = n->fixed ? n->max_length : rows, skip = have ? cls : 0;
+    int32_t *row = n->tokens_host + at, *target = n->targets_host + at;
+    uint8_t *mask = n->mask_host + at;
+    if (skip) row[0] = -1;
+    memcpy(row + skip, b->tokens + first, sizeof *row * (size_t)tokens);
+    memset(row + rows, 0, sizeof *row * (size_t)(end - rows));
+    for (int64_t k = 0; k < end; k++) n->positions_host[at + k] = (int32_t)k;
+    if (c->mask_zero)
+        for (int64_t k = 0; k < rows; k++) mask[k] = row[k] != 0;
+    else
+        memset(mask, 1, (size_t)rows);
+    memset(mask + rows, 0, (size_t)(end - rows));
+    if (c->task == HT_TASK_LANGUAGE) {
+        int64_t known = b->targets ? rows : 0;
+        if (known) memcpy(target, b->targets + first, sizeof *target * (size_t)known);
+        memset(target + known, -1, sizeof *target * (size_t)(end - known));
     }
     n->start_host[i] = (int32_t)at;
     n->count_host[i] = (int32_t)rows;
@@ -76,7 +98,7 @@ static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t 
 
 void hti_batch_stage(hti_net *n, const ht_batch *b) {
     const ht_config *c = n->c;
-    int64_t sequences = n->fixed ? n->max_sequences : b->sequences, at = 0, masked = 0, longest = 0;
+    int64_t sequences = n->fixed ? n->max_sequences : b->sequences, at = 0, longest = 0;
     n->cu_host[0] = 0;
     for (int64_t i = 0; i < sequences; i++) {
         int64_t used = stage_sequence(n, b, i, at);
@@ -84,7 +106,6 @@ void hti_batch_stage(hti_net *n, const ht_batch *b) {
         if (used > longest) longest = used;
         n->cu_host[i + 1] = (int32_t)at;
     }
-    for (int64_t r = 0; r < at; r++) masked += !n->mask_host[r];
     int64_t per_item = c->task == HT_TASK_PAIRS ? 2 : 1, items = sequences / per_item;
     n->batch_items = b->sequences / per_item;
     n->batch_tokens = b->cu_seqlens[b->sequences];
@@ -97,6 +118,6 @@ void hti_batch_stage(hti_net *n, const ht_batch *b) {
     n->rows.sequences = sequences;
     n->rows.length = longest;
     n->rows.cu_seqlens = n->fixed ? NULL : n->cu_host;
-    n->rows.mask = masked || n->fixed ? n->mask : NULL;
+    n->rows.mask = memchr(n->mask_host, 0, (size_t)at) ? n->mask : NULL;
     n->rows.positions = n->positions;
 }

@@ -12,6 +12,7 @@ static hti_embed_call embed_call(const hti_net *n) {
                         .rows = n->rows.rows,
                         .width = n->c->width,
                         .vocab = n->c->vocab,
+                        .length = n->max_length,
                         .tokens = n->tokens,
                         .positions = n->positions,
                         .table = hti_weight(m, at->embed),
@@ -220,6 +221,7 @@ ht_status hti_net_backward(hti_net *n, void *grads) {
     for (int64_t l = n->c->layers - 1; l >= 0; l--) TRY(layer_backward(n, l));
     hti_embed_call embed = embed_call(n);
     embed.dout = n->work.ds;
+    embed.scratch = n->embed_scratch;
     embed.dtable = hti_wide(grads, m->dtype, at->embed);
     embed.dcls = hti_wide(grads, m->dtype, at->cls);
     embed.dlearned = hti_wide(grads, m->dtype, at->learned);

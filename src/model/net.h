@@ -14,6 +14,7 @@ typedef struct hti_net {
     ht_config config;
     int backward; /* has memory for backward */
     int fixed;    /* every batch gets the same shape */
+    int placed;   /* with fixed: positions lie on the device */
     int first;    /* pooling takes first rows: after the last attention only they are computed */
     int64_t max_rows, max_sequences, max_length, items;
     ht_attention *plan, *plan_eval;
@@ -31,7 +32,7 @@ typedef struct hti_net {
     void *pooled;                       /* [sequences, width] */
     void *head_pre[2], *head_act[2];    /* [items, hidden sizes of the head] */
     void *dnormed, *dpooled, *dhead[2]; /* gradients of normed (rows x width) and of the above */
-    void *loss_scratch, *row_loss, *logits;
+    void *loss_scratch, *embed_scratch, *row_loss, *logits;
 
     /* the batch: host staging and its device copies */
     int32_t *tokens_host, *positions_host, *targets_host, *start_host, *count_host, *cu_host;

@@ -56,6 +56,9 @@ static void work_layout(hti_net *n, hti_arena *a) {
     hti_work_layout(&n->work, a, &n->layers, n->max_rows, n->backward);
     n->loss_scratch = hti_take(a, (int64_t)n->ctx->ops->loss_scratch(n->ctx, &loss), 1);
     if (!n->backward) return;
+    hti_embed_call embed = {
+        .dtype = n->model->dtype, .rows = n->max_rows, .width = c->width, .vocab = c->vocab};
+    n->embed_scratch = hti_take(a, (int64_t)n->ctx->ops->embed_scratch(n->ctx, &embed), 1);
     n->dnormed = n->work.dh; /* used up by the final norm before any layer needs it */
     if (language) return;
     n->dpooled = hti_take(a, n->max_sequences * c->width, e);
@@ -279,8 +282,10 @@ ht_status hti_net_load(hti_net *n, const ht_batch *batch) {
     hti_batch_stage(n, batch);
     size_t rows = (size_t)n->rows.rows, seqs = (size_t)n->rows.sequences;
     TRY(ops->copy_in(n->ctx, n->tokens, n->tokens_host, rows * sizeof *n->tokens));
-    TRY(ops->copy_in(n->ctx, n->positions, n->positions_host, rows * sizeof *n->positions));
-    TRY(ops->copy_in(n->ctx, n->mask, n->mask_host, rows));
+    if (!n->fixed || !n->placed) /* else they are what they were */
+        TRY(ops->copy_in(n->ctx, n->positions, n->positions_host, rows * sizeof *n->positions));
+    n->placed = 1;
+    if (n->rows.mask) TRY(ops->copy_in(n->ctx, n->mask, n->mask_host, rows));
     TRY(ops->copy_in(n->ctx, n->start, n->start_host, seqs * sizeof *n->start));
     TRY(ops->copy_in(n->ctx, n->count, n->count_host, seqs * sizeof *n->count));
     return ops->copy_in(n->ctx, n->targets, n->targets_host,

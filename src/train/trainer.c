@@ -49,7 +49,7 @@ ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_
 void ht_trainer_destroy(ht_trainer *t) {
     if (!t) return;
     void *blocks[] = {t->grads, t->m, t->v};
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < HTI_PARTS; i++)
         if (t->graph[i]) t->ctx->ops->graph_release(t->ctx, t->graph[i]);
     hti_net_destroy(&t->net);
     for (int i = 0; i < 3; i++)
@@ -133,9 +133,13 @@ static ht_status run_update(ht_trainer *t) {
 }
 
 /* Runs a part of the step: directly, or recorded once and then replayed where the device can. */
-static ht_status run(ht_trainer *t, void **graph, ht_status (*part)(ht_trainer *)) {
+static ht_status run(ht_trainer *t, int which, ht_status (*part)(ht_trainer *)) {
     const hti_ops *ops = t->ctx->ops;
-    if (!ops->capture_begin || !t->net.fixed) return part(t);
+    void **graph = &t->graph[which];
+    if (!ops->capture_begin || !t->net.fixed || !t->warm[which]) {
+        t->warm[which] = 1;
+        return part(t);
+    }
     if (!*graph) {
         TRY(ops->capture_begin(t->ctx));
         ht_status status = part(t), ended = ops->capture_end(t->ctx, graph);
@@ -167,7 +171,7 @@ ht_status hti_step_add(ht_trainer *t, const ht_batch *batch, int64_t count) {
     int64_t targets = t->net.batch_targets;
     CHECK(t->ctx, targets > 0, HT_INVALID, "the batch has no targets to learn from");
     TRY(send(t, 1 / ((double)targets * (double)count), hti_rate(&t->config, t->step)));
-    TRY(run(t, &t->graph[0], run_micro));
+    TRY(run(t, t->net.rows.mask ? HTI_MICRO_MASKED : HTI_MICRO, run_micro));
     t->tokens += t->net.batch_tokens;
     t->micro++;
     return HT_OK;
@@ -177,7 +181,7 @@ ht_status hti_step_end(ht_trainer *t, ht_report *out) {
     ht_report r = HT_REPORT_INIT;
     CHECK(t->ctx, !out || out->size >= sizeof *out, HT_INVALID,
           "ht_report.size is too small; start from HT_REPORT_INIT");
-    TRY(run(t, &t->graph[1], run_update));
+    TRY(run(t, HTI_UPDATE, run_update));
     TRY(receive(t, &r, t->tokens));
     t->step++;
     t->applied += r.applied;

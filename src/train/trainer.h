@@ -6,6 +6,8 @@
 
 #include "model/net.h"
 
+enum { HTI_MICRO, HTI_MICRO_MASKED, HTI_UPDATE, HTI_PARTS };
+
 struct ht_trainer {
     ht_model *model;
     ht_context *ctx;
@@ -18,7 +20,10 @@ struct ht_trainer {
     int64_t tokens;      /* of the step at work */
     double best;         /* score of the best evaluation so far (run.c); valid if has_best */
     int has_best;
-    void *graph[2]; /* captured micro-batch and update, where the device can */
+    /* captured parts of a step, where the device can: a micro-batch without and with masked rows,
+     * the update. The first time a part runs directly, so that everything it needs is loaded. */
+    void *graph[HTI_PARTS];
+    int warm[HTI_PARTS];
 };
 
 /* One update in pieces, for batches that do not lie in memory together: begin, add `count` times,

@@ -1,0 +1,199 @@
+/*
+ * Embedding. Backward adds up rows of one token (or one position) without atomics: row numbers are
+ * sorted by token, thread blocks add up chunks of the sorted list, and a run of one token that
+ * crosses chunks is put together by a second kernel. This is as fast for ten tokens as for ten
+ * thousand.
+ */
+#include "cuda/model.h"
+
+enum { THREADS = 256, CHUNK = 64, AHEAD = 4 };
+
+/* ---- forward ---- */
+
+struct embed_args {
+    int64_t rows;
+    uint32_t vectors; /* of a row */
+    int width;
+    const int32_t *tokens, *positions;
+    const void *table, *cls, *learned, *fixed;
+    void *out;
+    hti_drop drop;
+};
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) embed_rows(const embed_args a) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= a.rows * a.vectors) return;
+    int64_t row = i / a.vectors;
+    int c = (int)(i % a.vectors) * N;
+    int32_t token = a.tokens[row];
+    float x[N], y[N];
+    load<N>(x,
+            token < 0 ? (const T *)a.cls + c : (const T *)a.table + (int64_t)token * a.width + c);
+    int64_t at = (int64_t)a.positions[row] * a.width + c;
+    if (a.learned) {
+        load<N>(y, (const T *)a.learned + at);
+        for (int k = 0; k < N; k++) x[k] += y[k];
+    }
+    if (a.fixed) {
+        load<N>(y, (const T *)a.fixed + at);
+        for (int k = 0; k < N; k++) x[k] += y[k];
+    }
+    if (a.drop.threshold) drop<N>(x, a.drop, (uint32_t)row, c);
+    store<N>((T *)a.out + row * a.width + c, x);
+}
+
+template <typename T, int N> static ht_status run_rows(ht_context *ctx, embed_args a) {
+    a.vectors = (uint32_t)(a.width / N);
+    return hti_cuda_launch(ctx, embed_rows<T, N>, "embedding",
+                           dim3((unsigned)hti_ceil(a.rows * a.vectors, THREADS)), THREADS, 0, a);
+}
+
+ht_status hti_cuda_embed_forward(ht_context *ctx, const hti_embed_call *c) {
+    hti_cuda_scope scope(ctx);
+    embed_args a = {};
+    a.rows = c->rows, a.width = (int)c->width;
+    a.tokens = c->tokens, a.positions = c->positions;
+    a.table = c->table, a.cls = c->cls, a.learned = c->learned, a.fixed = c->fixed;
+    a.out = c->out, a.drop = hti_drop_of(c->drop);
+    int wide = hti_wide_rows(c->width, hti_bytes(c->dtype), c->table, c->cls, c->learned, c->out) &&
+               (uintptr_t)c->fixed % 16 == 0;
+    return HTI_BY_TYPE(run_rows, c->dtype, wide, ctx, a);
+}
+
+/* ---- backward ---- */
+
+struct gather_args {
+    uint32_t count, limit, chunks;
+    int width;
+    const uint32_t *key, *row; /* sorted by key */
+    const void *dout;
+    hti_drop drop;
+    float *table, *last; /* gradients of key k: table[k]; of key limit - 1, if last: last */
+    float *partial;      /* [chunks][2][width]: of a run that came in, of one that goes on */
+};
+
+DEVICE float *home(const gather_args &a, uint32_t key) {
+    return a.last && key == a.limit - 1 ? a.last : a.table + (int64_t)key * a.width;
+}
+
+/* Where the sum of entries begin ... end - 1 of a chunk (one key) belongs: NULL: into the table. */
+DEVICE float *part_of(const gather_args &a, uint32_t chunk, uint32_t begin, uint32_t end) {
+    uint32_t first = chunk * CHUNK + begin, last = chunk * CHUNK + end - 1, key = a.key[first];
+    int came = begin == 0 && chunk > 0 && a.key[first - 1] == key;
+    int goes = (end == CHUNK) && last + 1 < a.count && a.key[last + 1] == key;
+    if (!came && !goes) return nullptr;
+    return a.partial + ((int64_t)chunk * 2 + (came ? 0 : 1)) * a.width;
+}
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) gather_chunks(const gather_args a) {
+    uint32_t chunk = blockIdx.x, first = chunk * CHUNK;
+    int n = (int)(a.count - first < CHUNK ? a.count - first : CHUNK), begin = 0;
+    int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * N;
+    if (c >= a.width) return;
+    float sum[N] = {0};
+    for (int i = 0; i < n; i += AHEAD) {
+        float d[AHEAD][N];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            if (i + k < n)
+                load<N>(d[k], (const T *)a.dout + (int64_t)a.row[first + i + k] * a.width + c);
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            int at = i + k;
+            if (at >= n) break;
+            if (a.drop.threshold) drop<N>(d[k], a.drop, a.row[first + at], c);
+            for (int j = 0; j < N; j++) sum[j] += d[k][j];
+            if (at + 1 < n && a.key[first + at + 1] == a.key[first + at]) continue;
+            float *to = part_of(a, chunk, begin, at + 1), *table = home(a, a.key[first + at]) + c;
+            for (int j = 0; j < N; j++) {
+                if (to)
+                    to[c + j] = sum[j];
+                else
+                    table[j] += sum[j];
+                sum[j] = 0;
+            }
+            begin = at + 1;
+        }
+    }
+}
+
+enum { ACROSS = 32, DOWN = 8 };
+
+/* The first entry whose key is larger than `key`. */
+DEVICE uint32_t end_of(const gather_args &a, uint32_t key) {
+    uint32_t low = 0, high = a.count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (a.key[middle] <= key)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Puts together the run that begins in chunk blockIdx.x and goes on in the next. */
+static __global__ void __launch_bounds__(ACROSS *DOWN) gather_runs(const gather_args a) {
+    __shared__ float sums[DOWN][ACROSS];
+    uint32_t chunk = blockIdx.x, next = (chunk + 1) * CHUNK;
+    if (next >= a.count) return;
+    uint32_t key = a.key[next - 1];
+    if (a.key[next] != key) return;
+    if (chunk > 0 && a.key[chunk * CHUNK - 1] == key) return; /* it began before */
+    uint32_t last = (end_of(a, key) - 1) / CHUNK;
+    int x = threadIdx.x % ACROSS, y = threadIdx.x / ACROSS;
+    int c = (int)blockIdx.y * ACROSS + x;
+    float sum = 0;
+    if (c < a.width)
+        for (uint32_t k = chunk + y; k <= last; k += DOWN)
+            sum += a.partial[((int64_t)k * 2 + (k == chunk ? 1 : 0)) * a.width + c];
+    sums[y][x] = sum;
+    __syncthreads();
+    if (y || c >= a.width) return;
+    for (int i = 1; i < DOWN; i++) sum += sums[i][x];
+    home(a, key)[c] += sum;
+}
+
+template <typename T, int N> static ht_status run_gather(ht_context *ctx, const gather_args &a) {
+    int64_t vectors = hti_ceil(a.width, N);
+    int threads = vectors >= THREADS ? THREADS : (int)hti_ceil(vectors, 32) * 32;
+    dim3 grid(a.chunks, (unsigned)hti_ceil(vectors, threads));
+    TRY(hti_cuda_launch(ctx, gather_chunks<T, N>, "gathering gradients", grid, threads, 0, a));
+    grid = dim3(a.chunks, (unsigned)hti_ceil(a.width, ACROSS));
+    return hti_cuda_launch(ctx, gather_runs, "gathering gradients", grid, ACROSS * DOWN, 0, a);
+}
+
+/* table[key] += rows of dout with that key */
+static ht_status gather(ht_context *ctx, const hti_embed_call *c, const int32_t *keys,
+                        int64_t limit, void *table, void *last) {
+    hti_carver carver = {(char *)c->scratch, 0};
+    void *sort = carver.take<char>((int64_t)hti_cuda_sort_scratch(c->rows));
+    gather_args a = {};
+    hti_sorted sorted;
+    TRY(hti_cuda_sort(ctx, &sorted, keys, c->rows, limit, sort));
+    a.key = sorted.key, a.row = sorted.row;
+    a.count = (uint32_t)c->rows, a.limit = (uint32_t)limit;
+    a.chunks = (uint32_t)hti_ceil(c->rows, CHUNK);
+    a.partial = carver.take<float>(a.chunks * 2 * c->width);
+    a.width = (int)c->width, a.dout = c->dout, a.drop = hti_drop_of(c->drop);
+    a.table = (float *)table, a.last = (float *)last;
+    int wide = hti_wide_rows(c->width, hti_bytes(c->dtype), c->dout);
+    return HTI_BY_TYPE(run_gather, c->dtype, wide, ctx, a);
+}
+
+size_t hti_cuda_embed_scratch(const ht_context *ctx, const hti_embed_call *c) {
+    hti_carver carver = {NULL, 0};
+    (void)ctx;
+    carver.take<char>((int64_t)hti_cuda_sort_scratch(c->rows));
+    carver.take<float>(hti_ceil(c->rows, CHUNK) * 2 * c->width);
+    return carver.used;
+}
+
+ht_status hti_cuda_embed_backward(ht_context *ctx, const hti_embed_call *c) {
+    hti_cuda_scope scope(ctx);
+    TRY(gather(ctx, c, c->tokens, c->vocab + 1, c->dtable, c->dcls));
+    if (!c->dlearned) return HT_OK;
+    return gather(ctx, c, c->positions, c->length, c->dlearned, NULL);
+}

@@ -1,0 +1,61 @@
+/*
+ * How much arithmetic a model takes, and how much the device could do: their ratio says how busy it
+ * is.
+ */
+#include <time.h>
+
+#include "model/model.h"
+
+enum { SIZE = 768, ROUNDS = 4 }; /* of the products that measure a CPU */
+
+/* Weights that every row is multiplied with. Where pooling takes first rows, the last layer works
+ * on those alone after its attention. */
+double ht_model_flops(const ht_model *m) {
+    const ht_config *c = &m->config;
+    double qkv = (double)(c->inner + 2 * HTI_KV) * (double)c->width;
+    double rest = (double)(c->inner + 2 * c->hidden) * (double)c->width;
+    double weights = (double)c->layers * (qkv + rest);
+    if (HTI_LANGUAGE)
+        weights += (double)c->vocab * (double)c->width;
+    else if (c->pool <= HT_POOL_FIRST)
+        weights -= rest;
+    return 6 * weights; /* two operations each in forward, four in backward */
+}
+
+static double now(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
+}
+
+/* The fastest of a few products. */
+static ht_status measure(double *out, ht_context *ctx, ht_dtype dtype, void *block) {
+    int64_t n = SIZE;
+    hti_gemm g = {.dtype = dtype, .m = n, .n = n, .k = n, .lda = n, .ldb = n, .ldc = n};
+    size_t bytes = (size_t)(n * n) * hti_bytes(dtype);
+    g.a = block, g.b = (char *)block + bytes, g.c = (char *)block + 2 * bytes;
+    TRY(ctx->ops->fill(ctx, block, 0, 3 * bytes));
+    for (int round = 0; round < ROUNDS; round++) {
+        double start = now();
+        TRY(ctx->ops->gemm(ctx, &g));
+        double rate = 2.0 * (double)(n * n * n) / (now() - start);
+        if (rate > *out) *out = rate;
+    }
+    return HT_OK;
+}
+
+ht_status ht_context_peak(ht_context *ctx, ht_dtype dtype, double *out) {
+    void *block = NULL;
+    CHECK(ctx, out, HT_INVALID, "ht_context_peak: out is NULL");
+    *out = 0;
+    if (!ctx->ops->model_check) return HT_OK;
+    TRY(ctx->ops->model_check(ctx, dtype));
+    if (ctx->ops->peak) {
+        *out = ctx->ops->peak(ctx, dtype);
+        return HT_OK;
+    }
+    TRY(ctx->ops->alloc(ctx, &block, 3 * (size_t)(SIZE * SIZE) * hti_bytes(dtype)));
+    ht_status status = measure(out, ctx, dtype, block);
+    ctx->ops->release(ctx, block);
+    return status;
+}

@@ -1,0 +1,381 @@
+/*
+ * Every op of a model by itself, on every device and in every precision it has, against the same op
+ * in double on numbers that are exact in all of them.
+ *
+ * Allowed error: twice that of the plain algorithm in the same precision, plus 4 eps of the largest
+ * value. In float the plain algorithm is the reference loops; in bf16 it is the exact result,
+ * rounded.
+ */
+#include "training.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "op.h"
+
+static ht_context *ref;
+
+/* ---- bf16 and float in one array ---- */
+
+static double to_bf16(double x) {
+    float f = (float)x;
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    u += 0x7fff + (u >> 16 & 1);
+    u &= 0xffff0000u;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+static void write_as(void *host, int64_t i, double x, ht_dtype dtype) {
+    float f = (float)x;
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    if (dtype == HT_F64) ((double *)host)[i] = x;
+    if (dtype == HT_F32) ((float *)host)[i] = f;
+    if (dtype == HT_BF16) ((uint16_t *)host)[i] = (uint16_t)(u >> 16); /* x is exact */
+}
+
+static double read_as(const void *host, int64_t i, ht_dtype dtype) {
+    uint32_t u = 0;
+    float f;
+    if (dtype == HT_F64) return ((const double *)host)[i];
+    if (dtype == HT_F32) return ((const float *)host)[i];
+    u = (uint32_t)((const uint16_t *)host)[i] << 16;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* ---- the memory of one call ---- */
+
+enum { MOST = 24 };
+
+typedef struct bank {
+    ht_context *ctx;
+    ht_dtype dtype;
+    int n;
+    void *block[MOST];
+    double *out; /* collected results */
+    int64_t count;
+    int64_t wide_from; /* results from here on are wide */
+} bank;
+
+static ht_dtype wide_type(ht_dtype dtype) { return dtype == HT_F64 ? HT_F64 : HT_F32; }
+
+static void *place(bank *b, const double *x, int64_t n, ht_dtype dtype) {
+    size_t bytes = (size_t)n * hti_bytes(dtype);
+    void *host = calloc(1, bytes), *device;
+    for (int64_t i = 0; i < n && x; i++) write_as(host, i, x[i], dtype);
+    OK(b->ctx, ht_memory_alloc(b->ctx, &device, bytes));
+    OK(b->ctx, ht_memory_copy_in(b->ctx, device, host, bytes));
+    free(host);
+    b->block[b->n++] = device;
+    return device;
+}
+
+/* Noise of one seed, exact in bf16; wide: in the wide type. */
+static void *noise(bank *b, int64_t n, uint32_t seed, int wide) {
+    double *x = malloc(sizeof *x * (size_t)n);
+    for (int64_t i = 0; i < n; i++) x[i] = to_bf16(2 * training_random(&seed) - 1);
+    void *device = place(b, x, n, wide ? wide_type(b->dtype) : b->dtype);
+    free(x);
+    return device;
+}
+
+static void *zeros(bank *b, int64_t n, int wide) {
+    return place(b, NULL, n, wide ? wide_type(b->dtype) : b->dtype);
+}
+
+static void *integers(bank *b, int64_t n, int64_t (*rule)(int64_t)) {
+    int32_t *x = malloc(sizeof *x * (size_t)n);
+    void *device;
+    for (int64_t i = 0; i < n; i++) x[i] = (int32_t)rule(i);
+    OK(b->ctx, ht_memory_alloc(b->ctx, &device, sizeof *x * (size_t)n));
+    OK(b->ctx, ht_memory_copy_in(b->ctx, device, x, sizeof *x * (size_t)n));
+    free(x);
+    b->block[b->n++] = device;
+    return device;
+}
+
+static void *bytes(bank *b, size_t n) {
+    void *device;
+    OK(b->ctx, ht_memory_alloc(b->ctx, &device, n ? n : 1));
+    b->block[b->n++] = device;
+    return device;
+}
+
+/* Adds n results; those in the wide type come last. */
+static void collect(bank *b, const void *device, int64_t n, int wide) {
+    ht_dtype dtype = wide ? wide_type(b->dtype) : b->dtype;
+    void *host = malloc((size_t)n * hti_bytes(dtype));
+    OK(b->ctx, ht_memory_copy_out(b->ctx, host, device, (size_t)n * hti_bytes(dtype)));
+    b->out = realloc(b->out, sizeof *b->out * (size_t)(b->count + n));
+    for (int64_t i = 0; i < n; i++) b->out[b->count + i] = read_as(host, i, dtype);
+    b->count += n;
+    if (!wide) b->wide_from = b->count;
+    free(host);
+}
+
+static void clear(bank *b) {
+    for (int i = 0; i < b->n; i++) ht_memory_free(b->ctx, b->block[i]);
+    free(b->out);
+}
+
+/* ---- the ops ---- */
+
+typedef void (*op_run)(bank *b, int64_t rows, int64_t width);
+
+static const hti_random drop = {.p = 0.25, .seed = 9, .site = 5, .offset = 3};
+
+static void run_norm(bank *b, int64_t rows, int64_t width) {
+    hti_norm_call a = {.dtype = b->dtype, .rows = rows, .width = width, .epsilon = 1e-6};
+    int64_t n = rows * width;
+    a.x = noise(b, n, 1, 0), a.y = noise(b, n, 2, 0), a.s = zeros(b, n, 0), a.out = zeros(b, n, 0);
+    a.stats = zeros(b, 2 * rows, 1);
+    a.scale = noise(b, width, 3, 0), a.shift = noise(b, width, 4, 0);
+    a.drop = drop;
+    OK(b->ctx, b->ctx->ops->norm_forward(b->ctx, &a));
+    collect(b, a.s, n, 0);
+    collect(b, a.out, n, 0);
+    /* backward from an s that is the same in every precision */
+    a.x = noise(b, n, 5, 0), a.y = NULL;
+    OK(b->ctx, b->ctx->ops->norm_forward(b->ctx, &a));
+    a.dout = noise(b, n, 6, 0), a.ds_in = noise(b, n, 7, 0);
+    a.ds = zeros(b, n, 0), a.dy = zeros(b, n, 0);
+    a.dscale = noise(b, width, 8, 1), a.dshift = noise(b, width, 9, 1);
+    a.scratch = bytes(b, b->ctx->ops->norm_scratch(b->ctx, &a));
+    OK(b->ctx, b->ctx->ops->norm_backward(b->ctx, &a));
+    collect(b, a.ds, n, 0);
+    collect(b, a.dy, n, 0);
+    collect(b, a.dscale, width, 1);
+    collect(b, a.dshift, width, 1);
+}
+
+static void run_linear(bank *b, int64_t rows, int64_t width, hti_activation kind, double p) {
+    int64_t in = width, out = width + 8;
+    hti_linear_call a = {
+        .dtype = b->dtype, .activation = kind, .rows = rows, .in = in, .out = out, .drop = drop};
+    a.drop.p = p;
+    a.x = noise(b, rows * in, 1, 0), a.w = noise(b, in * out, 2, 0), a.bias = noise(b, out, 3, 0);
+    a.y = zeros(b, rows * out, 0), a.pre = zeros(b, rows * out, 0);
+    OK(b->ctx, b->ctx->ops->linear_forward(b->ctx, &a));
+    collect(b, a.y, rows * out, 0);
+    a.pre = noise(b, rows * out, 4, 0), a.dy = noise(b, rows * out, 5, 0);
+    a.dx = zeros(b, rows * in, 0);
+    a.dw = noise(b, in * out, 6, 1), a.dbias = noise(b, out, 7, 1);
+    if (kind == HTI_LINEAR) { /* and through the layer before */
+        a.before = HTI_GELU, a.before_pre = noise(b, rows * in, 8, 0);
+        a.before_drop = drop, a.before_drop.p = p;
+        a.before_dbias = noise(b, in, 9, 1);
+    }
+    OK(b->ctx, b->ctx->ops->linear_backward(b->ctx, &a));
+    collect(b, a.dx, rows * in, 0);
+    collect(b, a.dw, in * out, 1);
+    collect(b, a.dbias, out, 1);
+    if (kind == HTI_LINEAR) collect(b, a.before_dbias, in, 1);
+}
+
+static void run_plain(bank *b, int64_t rows, int64_t width) {
+    run_linear(b, rows, width, HTI_LINEAR, 0);
+}
+static void run_gelu(bank *b, int64_t rows, int64_t width) {
+    run_linear(b, rows, width, HTI_GELU, 0);
+}
+static void run_gelu_drop(bank *b, int64_t rows, int64_t width) {
+    run_linear(b, rows, width, HTI_GELU, 0.25);
+}
+static void run_relu(bank *b, int64_t rows, int64_t width) {
+    run_linear(b, rows, width, HTI_RELU, 0.25);
+}
+
+static int64_t token_rule(int64_t i) { return i % 11 == 4 ? -1 : i % 3 == 0 ? 2 : i * 7 % 13; }
+static int64_t position_rule(int64_t i) { return i % 29; }
+
+static void run_embed(bank *b, int64_t rows, int64_t width) {
+    enum { VOCAB = 13, LENGTH = 29 };
+    hti_embed_call a = {
+        .dtype = b->dtype, .rows = rows, .width = width, .vocab = VOCAB, .length = LENGTH};
+    a.tokens = integers(b, rows, token_rule), a.positions = integers(b, rows, position_rule);
+    a.table = noise(b, VOCAB * width, 1, 0), a.cls = noise(b, width, 2, 0);
+    a.learned = noise(b, LENGTH * width, 3, 0), a.fixed = noise(b, LENGTH * width, 4, 0);
+    a.out = zeros(b, rows * width, 0), a.drop = drop;
+    OK(b->ctx, b->ctx->ops->embed_forward(b->ctx, &a));
+    collect(b, a.out, rows * width, 0);
+    a.dout = noise(b, rows * width, 5, 0);
+    a.dtable = noise(b, VOCAB * width, 6, 1), a.dcls = noise(b, width, 7, 1);
+    a.dlearned = noise(b, LENGTH * width, 8, 1);
+    a.scratch = bytes(b, b->ctx->ops->embed_scratch(b->ctx, &a));
+    OK(b->ctx, b->ctx->ops->embed_backward(b->ctx, &a));
+    collect(b, a.dtable, VOCAB * width, 1);
+    collect(b, a.dcls, width, 1);
+    collect(b, a.dlearned, LENGTH * width, 1);
+}
+
+static void run_rotary(bank *b, int64_t rows, int64_t width) {
+    int64_t d = 16, heads = width / d;
+    hti_rotary_call a = {.dtype = b->dtype,
+                         .rows = rows,
+                         .heads = heads,
+                         .head_dim = d,
+                         .row_stride = width,
+                         .sign = -1};
+    if (heads == 0) return;
+    a.positions = integers(b, rows, position_rule);
+    a.turn = noise(b, 29 * d, 1, 1), a.x = noise(b, rows * width, 2, 0);
+    OK(b->ctx, b->ctx->ops->rotary(b->ctx, &a));
+    collect(b, a.x, rows * width, 0);
+}
+
+static int64_t pool_rows; /* of all sequences */
+static int64_t start_rule(int64_t i) { return i * (pool_rows / 3); }
+static int64_t count_rule(int64_t i) { return i == 2 ? 0 : pool_rows / 3 - 1; }
+
+static void run_pool(bank *b, int64_t rows, int64_t width, hti_pool kind) {
+    hti_pool_call a = {
+        .dtype = b->dtype, .kind = kind, .sequences = 3, .rows = rows, .width = width};
+    pool_rows = rows;
+    uint8_t *mask = malloc((size_t)rows), *device = bytes(b, (size_t)rows);
+    for (int64_t i = 0; i < rows; i++) mask[i] = i % 5 != 1;
+    OK(b->ctx, ht_memory_copy_in(b->ctx, device, mask, (size_t)rows));
+    free(mask);
+    a.start = integers(b, 3, start_rule), a.count = integers(b, 3, count_rule), a.mask = device;
+    a.x = noise(b, rows * width, 1, 0), a.out = noise(b, 3 * width, 2, 0);
+    a.dout = noise(b, 3 * width, 3, 0), a.dx = noise(b, rows * width, 4, 0);
+    OK(b->ctx, b->ctx->ops->pool_forward(b->ctx, &a));
+    OK(b->ctx, b->ctx->ops->pool_backward(b->ctx, &a));
+    collect(b, a.out, 3 * width, 0);
+    collect(b, a.dx, rows * width, 0);
+}
+
+static void run_first(bank *b, int64_t rows, int64_t width) {
+    run_pool(b, rows, width, HTI_POOL_FIRST);
+}
+static void run_mean(bank *b, int64_t rows, int64_t width) {
+    run_pool(b, rows, width, HTI_POOL_VALID);
+}
+static void run_mean_all(bank *b, int64_t rows, int64_t width) {
+    run_pool(b, rows, width, HTI_POOL_ALL);
+}
+
+static void run_optimiser(bank *b, int64_t rows, int64_t width) {
+    int64_t n = rows * width;
+    hti_step step = {
+        .in = {.rate = 0.125, .correction1 = 0.5, .correction2 = 0.25, .loss_scale = 1}};
+    hti_step *device = bytes(b, sizeof step);
+    double *positive = malloc(sizeof *positive * (size_t)n);
+    uint32_t seed = 3;
+    for (int64_t i = 0; i < n; i++) positive[i] = to_bf16(training_random(&seed));
+    OK(b->ctx, ht_memory_copy_in(b->ctx, device, &step, sizeof step));
+    hti_adamw_call a = {.dtype = b->dtype,
+                        .count = n,
+                        .step = device,
+                        .beta1 = 0.75,
+                        .beta2 = 0.875,
+                        .epsilon = 0.0625,
+                        .decay = 0.5,
+                        .clip = 2};
+    a.p = noise(b, n, 1, 1), a.m = noise(b, n, 2, 1), a.g = noise(b, n, 4, 1);
+    a.v = place(b, positive, n, wide_type(b->dtype));
+    a.w = b->dtype == HT_BF16 ? zeros(b, n, 0) : NULL;
+    OK(b->ctx, b->ctx->ops->square(b->ctx, b->dtype, device, a.g, n));
+    OK(b->ctx, b->ctx->ops->adamw(b->ctx, &a));
+    OK(b->ctx, ht_memory_copy_out(b->ctx, &step, device, sizeof step));
+    assert_true(step.out.applied == 1 && step.out.square > 4);
+    /* the kernels' copy: in bf16 the rounded weights, else the weights themselves */
+    if (a.w) {
+        collect(b, a.w, n, 0);
+    } else {
+        collect(b, a.p, n, 1);
+        b->wide_from = b->count;
+    }
+    collect(b, a.p, n, 1);
+    collect(b, a.m, n, 1);
+    collect(b, a.v, n, 1);
+    free(positive);
+}
+
+/* ---- comparing ---- */
+
+static void compare(const char *what, const bank *want, const bank *plain, const bank *got,
+                    int64_t from, int64_t to, int rounded) {
+    double off = 0, top = 0, worst = 0, eps = rounded ? 1.0 / 256 : FLT_EPSILON;
+    for (int64_t i = from; i < to; i++) {
+        double x = rounded ? to_bf16(want->out[i]) : plain->out[i];
+        off = fmax(off, fabs(x - want->out[i]));
+        top = fmax(top, fabs(want->out[i]));
+        worst = isnan(got->out[i]) ? INFINITY : fmax(worst, fabs(got->out[i] - want->out[i]));
+    }
+    if (worst <= 2 * off + 4 * eps * top) return;
+    print_error("%s is off by %g, allowed %g\n", what, worst, 2 * off + 4 * eps * top);
+    fail();
+}
+
+static void check(const char *name, ht_context *ctx, op_run run, int64_t rows, int64_t width,
+                  ht_dtype dtype) {
+    char what[96];
+    bank want = {.ctx = ref, .dtype = HT_F64}, plain = {.ctx = ref, .dtype = HT_F32};
+    bank got = {.ctx = ctx, .dtype = dtype};
+    run(&want, rows, width), run(&plain, rows, width), run(&got, rows, width);
+    assert_int_equal(want.count, got.count);
+    snprintf(what, sizeof what, "%s, %lld x %lld, %s", name, (long long)rows, (long long)width,
+             dtype == HT_BF16 ? "bf16" : "f32");
+    /* what is stored wide was still computed from bf16 products where those are inputs */
+    compare(what, &want, &plain, &got, 0, got.wide_from, dtype == HT_BF16);
+    compare(what, &want, &plain, &got, got.wide_from, got.count, dtype == HT_BF16);
+    clear(&want), clear(&plain), clear(&got);
+}
+
+static const struct {
+    const char *name;
+    op_run run;
+} ops[] = {{"norm", run_norm},          {"linear", run_plain},
+           {"gelu", run_gelu},          {"gelu, dropout", run_gelu_drop},
+           {"relu", run_relu},          {"embedding", run_embed},
+           {"rotary", run_rotary},      {"first rows", run_first},
+           {"mean", run_mean},          {"mean of all", run_mean_all},
+           {"optimiser", run_optimiser}};
+
+static void each(void **state) {
+    static const int64_t sizes[][2] = {{7, 5},     {40, 24},   {33, 64},   {300, 128},
+                                       {150, 256}, {700, 520}, {60, 1024}, {9, 2056}};
+    ht_context *ctx = NULL;
+    ht_context_desc desc = HT_CONTEXT_DESC_INIT;
+    desc.device = *state;
+    OK(NULL, ht_context_create(&ctx, &desc));
+    OK(ctx, ctx->ops->model_check(ctx, HT_F32));
+    int has_bf16 = ctx->ops->model_check(ctx, HT_BF16) == HT_OK;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (size_t k = 0; k < sizeof ops / sizeof *ops; k++)
+            for (int half = 0; half <= has_bf16; half++)
+                check(ops[k].name, ctx, ops[k].run, sizes[i][0], sizes[i][1],
+                      half ? HT_BF16 : HT_F32);
+    ht_context_destroy(ctx);
+}
+
+static int open_ref(void **state) {
+    ht_context_desc desc = HT_CONTEXT_DESC_INIT;
+    (void)state;
+    desc.device = "cpu:ref";
+    return ht_context_create(&ref, &desc) != HT_OK;
+}
+
+static int close_ref(void **state) {
+    (void)state;
+    ht_context_destroy(ref);
+    return 0;
+}
+
+int main(void) {
+    enum { DEVICES = 32 };
+    static struct CMUnitTest tests[DEVICES];
+    int n = 0;
+    for (int i = 0; i < ht_device_count() && n < DEVICES; i++) {
+        ht_device_info info = HT_DEVICE_INFO_INIT;
+        if (ht_device_get(i, &info) != HT_OK || !info.available) continue;
+        tests[n++] = (struct CMUnitTest){info.name, each, NULL, NULL, (void *)(uintptr_t)info.name};
+    }
+    return _cmocka_run_group_tests("each op", tests, (size_t)n, open_ref, close_ref);
+}
