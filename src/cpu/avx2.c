@@ -62,6 +62,23 @@ INLINE vf vf_exponent(vf a) {
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(e, _mm256_set1_epi32(127)));
 }
 
+typedef __m256i vi;
+INLINE vi vi_set1(uint32_t a) { return _mm256_set1_epi32((int)a); }
+INLINE vi vi_count(void) { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+INLINE vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
+INLINE vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
+INLINE vi vi_xor(vi a, vi b) { return _mm256_xor_si256(a, b); }
+INLINE vi vi_mul(vi *hi, vi a, vi b) {
+    vi even = _mm256_mul_epu32(a, b), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
+    *hi = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+    return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+}
+INLINE vf vf_pick_below(vi x, vi bound, vf a, vf b) {
+    vi sign = _mm256_set1_epi32((int)0x80000000u); /* there is no unsigned comparison */
+    vi below = _mm256_cmpgt_epi32(vi_xor(bound, sign), vi_xor(x, sign));
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(below));
+}
+
 INLINE void vf_transpose(vf r[8]) {
     vf t[8];
     UNROLL for (int i = 0; i < 8; i += 4) { /* 4 x 4 inside each 128-bit lane */

@@ -43,6 +43,23 @@ INLINE vf vf_pick_positive(vf x, vf a, vf b) {
 }
 INLINE vf vf_exponent(vf a) { return _mm512_getexp_ps(a); }
 
+typedef __m512i vi;
+INLINE vi vi_set1(uint32_t a) { return _mm512_set1_epi32((int)a); }
+INLINE vi vi_count(void) {
+    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INLINE vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
+INLINE vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+INLINE vi vi_mul(vi *hi, vi a, vi b) {
+    vi even = _mm512_mul_epu32(a, b), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), b);
+    *hi = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd);
+    return _mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32));
+}
+INLINE vf vf_pick_below(vi x, vi bound, vf a, vf b) {
+    return _mm512_mask_mov_ps(b, _mm512_cmplt_epu32_mask(x, bound), a);
+}
+
 INLINE void vf_transpose(vf r[16]) {
     vf t[16];
     UNROLL for (int i = 0; i < 16; i += 4) { /* 4 x 4 inside each 128-bit lane */

@@ -333,16 +333,9 @@ static void grad_coarse_tile(grad_own *o, const backward *b, const hti_seq *s, i
     if (!dq && o->segs.keys == 0) return;
     grad_lanes(o, b, s, level, c0, m, h);
     transpose_tile(x, z, q, g, b->w.rel.scale);
-    grad_job job = {at,
-                    relative_of(&b->w.rel, head, 0),
-                    c0,
-                    q,
-                    g,
-                    to,
-                    dq != NULL,
-                    in,
-                    {rows < TILE ? x->t.acc : dq, z->dp, z->dp, NULL, 0},
-                    NULL};
+    grad_job job = {
+        at, enter_level(&x->t, &b->w, s, head, level, 0),         c0,  q, g, to, dq != NULL,
+        in, {rows < TILE ? x->t.acc : dq, z->dp, z->dp, NULL, 0}, NULL};
     grad_run_tile(o, b, &job, dq ? bias : NULL);
     for (int i = 0; dq && rows < TILE && i < rows; i++)
         copy_row(dq + i * z->dp, x->t.acc + i * z->dp, z->dp, z->dp);

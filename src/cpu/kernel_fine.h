@@ -80,8 +80,8 @@ static rows_in fine_grad_tile(grad_own *o, const backward *b, const run *r, int6
         if (!mine) segs_clip(&o->segs, to.lo, to.hi);
         if (o->segs.keys == 0) continue;
         for (int i = 0; i < TILE; i++) x->t.keep[i] = 1;
-        grad_job job = {&at, relative_of(&b->w.rel, head, l), c0,  q, g, to, mine,
-                        in,  {o->dq, z->dp, z->dp, NULL, 0},  NULL};
+        grad_job job = {&at, enter_level(&x->t, &b->w, s, head, l, l), c0,  q, g, to, mine,
+                        in,  {o->dq, z->dp, z->dp, NULL, 0},           NULL};
         grad_run_tile(o, b, &job, mine ? bias_slot(b, r->slot, head) : NULL);
         in.base = o->dq;
     }

@@ -102,7 +102,7 @@ static void coarse_tile(forward_own *o, const forward *f, const hti_seq *s, int 
     const hti_shape *p = &f->w.z;
     tile *t = o->t;
     rows_out out = {acc, p->dvp, p->dvp, NULL, 0};
-    relative b = relative_of(&f->w.rel, head, 0);
+    relative b = enter_level(t, &f->w, s, head, level, 0);
     coarse_queries(t, q, p->dp, p->d, f->w.rel.scale);
     hti_segs_make(&o->segs, p, s->clusters[level], level, 0, c0, t->rows);
     if (t->rows < TILE) out.base = t->acc;
@@ -231,7 +231,7 @@ static rows_in fine_levels(forward_own *o, const forward *f, const hti_seq *s, i
                                : pyramid_keys(&f->w, s, head / z->group, l);
         hti_segs_make(&o->segs, z, s->clusters[l], l, l, c0, o->t->rows);
         if (o->segs.keys == 0) continue;
-        relative b = relative_of(&f->w.rel, head, l);
+        relative b = enter_level(o->t, &f->w, s, head, l, l);
         rows_out out = {o->t->acc, z->dvp, z->dvp, NULL, 0};
         attend(o->t, &o->segs, &at, z, &b, c0, in, out, 0);
         in = (rows_in){o->t->acc, z->dvp, 0};
@@ -254,7 +254,7 @@ static void row_tile(forward_own *o, const forward *f, const hti_seq *s, int64_t
     if (z->fine) in = fine_levels(o, f, s, head, c0);
     if (f->w.turn.table) row_queries(t->q, &f->w, s, head, c0, t->rows, o->turned);
     keys at = ring_keys(&o->keys, &f->w, s, 0);
-    relative b = relative_of(&f->w.rel, head, 0);
+    relative b = enter_level(t, &f->w, s, head, 0, 0);
     hti_segs_make(&o->segs, z, s->length, 0, 0, c0, t->rows);
     attend(t, &o->segs, &at, z, &b, c0, in, t->rows < TILE ? here : user, 1);
     for (int i = 0; i < t->rows && t->rows < TILE; i++)

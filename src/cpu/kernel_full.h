@@ -143,7 +143,7 @@ static void full_tile(full_own *o, const work *w, const hti_seq *s, const keys *
     rows_in in = {k0 == 0 ? NULL : acc, dvp, 0};
     rows_out user = {to.data + c0 * to.stride, to.stride, z->dv, NULL, stream};
     rows_out here = {acc, dvp, dvp, NULL, 0};
-    relative b = relative_of(&w->rel, head, 0);
+    relative b = enter_level(t, w, s, head, 0, 0);
     attend(t, &segs, at, z, &b, c0, in, last && t->rows == TILE ? user : here, last);
     memcpy(max, t->max, sizeof t->max);
     memcpy(sum, t->sum, sizeof t->sum);
@@ -277,7 +277,7 @@ static void full_dq_tile(full_own *o, const backward *b, const hti_seq *s, const
     rows_out user = {dq.data + c0 * dq.stride, dq.stride, z->d, x->t.finish, b->stream_q};
     rows_out here = {acc, dp, dp, last && !turned ? x->t.finish : NULL, 0};
     grad_job job = {.at = at,
-                    .rel = relative_of(&b->w.rel, head, 0),
+                    .rel = enter_level(&x->t, &b->w, s, head, 0, 0),
                     .c0 = c0,
                     .want_dq = 1,
                     .in = {k0 == 0 ? NULL : acc, dp, 0},
@@ -331,7 +331,7 @@ static void full_dk_item(full_own *o, const backward *b, const full_walk *f) {
             full_rows(o, b, s, h, c0, rows);
             full_segs(&segs, &b->w, k0, k1, c0, rows);
             grad_job job = {.at = &at,
-                            .rel = relative_of(&b->w.rel, h, 0),
+                            .rel = enter_level(&o->x->t, &b->w, s, h, 0, 0),
                             .c0 = c0,
                             .q = o->row_q,
                             .g = o->row_g,

@@ -113,8 +113,8 @@ static void grad_of_keys(const grad_tile *x, const hti_segs *pass, const hti_sha
 /* ---- weights and their gradients ---- */
 
 /* x->t.s: scores to p; x->ds: <g, v> to ds. What is not seen gets zeros. */
-static void grad_of_scores(grad_tile *x, const hti_segs *pass) {
-    float *p = x->t.s, *ds = x->ds;
+INLINE void grad_of_scores(grad_tile *x, const hti_segs *pass, const int drop) {
+    float *p = x->t.s, *ds = x->ds, *factor = x->t.factor;
     for (int i = 0; i < pass->count; i++) {
         const hti_seg *g = &pass->seg[i];
         uint32_t lanes = g->lanes & x->t.live;
@@ -123,11 +123,12 @@ static void grad_of_scores(grad_tile *x, const hti_segs *pass) {
             vf m = vf_load(x->m + v), h = vf_load(x->h + v);
             for (int64_t j = 0; j < n; j++) {
                 vf y = exp2_v(vf_sub(vf_load(p + j * TILE + v), m));
-                vf_store(p + j * TILE + v, y);
-                y = vf_mul(y, vf_sub(vf_load(ds + j * TILE + v), h));
-                vf_store(ds + j * TILE + v, y);
+                vf gv = vf_load(ds + j * TILE + v), f = vf_load(factor + j * TILE + v);
+                vf_store(p + j * TILE + v, drop ? vf_mul(y, f) : y);
+                vf_store(ds + j * TILE + v, vf_mul(y, vf_sub(drop ? vf_mul(gv, f) : gv, h)));
             }
         }
+        factor += n * TILE;
         if (lanes == (1u << TILE) - 1 && late + n <= 1) {
             p += n * TILE, ds += n * TILE;
             continue;
@@ -222,7 +223,12 @@ static void grad_attend(grad_tile *x, const hti_segs *all, const hti_shape *z,
         done = next_pass(&pass, all, done, at->mask);
         pass_scores(&x->t, top, &pass, at, z, &job->rel, job->c0);
         pass_products(x, &pass, at, z);
-        grad_of_scores(x, &pass);
+        if (x->t.drop.threshold) {
+            draw_factors(x->t.factor, &x->t.drop, &pass, job->c0);
+            grad_of_scores(x, &pass, 1);
+        } else {
+            grad_of_scores(x, &pass, 0);
+        }
         grad_of_keys(x, &pass, z, job->q, job->g, &job->to);
         if (job->bias) grad_of_bias(job->bias, x, &pass, job->c0, &job->rel);
         if (!job->want_dq) continue;

@@ -205,7 +205,7 @@ static void grad_row_tile(grad_own *o, const backward *b, const run *r, int64_t 
     rows_out user = {dq.data + c0 * dq.stride, dq.stride, z->d, x->t.finish, b->stream_q};
     rows_out here = {x->t.acc, z->dp, z->dp, turned ? NULL : x->t.finish, 0};
     grad_job job = {&at,
-                    relative_of(&b->w.rel, head, 0),
+                    enter_level(&x->t, &b->w, s, head, 0, 0),
                     c0,
                     q,
                     g,

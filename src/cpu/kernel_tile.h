@@ -8,9 +8,6 @@
  *
  * All scores are in units of log 2: q is scaled by scale / ln 2 when it is transposed.
  */
-#define TILE HTI_TILE
-#define TILE_VECTORS (TILE / VW)
-
 /* Rows that the thread will want next, fetched a few at a time while it computes. */
 enum {
     FEEDS = 3,
@@ -32,6 +29,8 @@ typedef struct tile {
     float init[HTI_TILE_KEYS];     /* mode fine with bias: what a key's scores start from */
     float max[TILE], sum[TILE], keep[TILE], finish[TILE];
     float zeros[HTI_MAX_DIM];
+    float factor[HTI_TILE_KEYS * TILE]; /* dropout's, [keys][TILE] */
+    dropping drop;
     feed next;
     int rows;      /* of the tile in use, the others are computed and thrown away */
     uint32_t live; /* rows that weigh anything at all; forward: all bits */
@@ -173,8 +172,8 @@ static void scores(float *s, vf *top, const float *q, const float *k, int64_t dp
 /* ---- softmax ---- */
 
 /* Scores to weights under the new maximum; sum and keep follow. A row without keys has max
- * -FLT_MAX, sum 0. */
-static void weigh(tile *t, const vf *top, int64_t n) {
+ * -FLT_MAX, sum 0. Dropout is in the weights, not in the sum. */
+INLINE void weigh(tile *t, const vf *top, int64_t n, const int drop) {
     for (int x = 0; x < TILE_VECTORS; x++) {
         vf old = vf_load(t->max + x * VW), max = vf_max(old, top[x]), sum = vf_zero();
         vf keep = exp2_v(vf_sub(old, max));
@@ -182,6 +181,7 @@ static void weigh(tile *t, const vf *top, int64_t n) {
         for (int64_t j = 0; j < n; j++) {
             vf p = exp2_v(vf_sub(vf_load(s + j * TILE), max));
             sum = vf_add(sum, p);
+            if (drop) p = vf_mul(p, vf_load(t->factor + j * TILE + x * VW));
             vf_store(s + j * TILE, p);
         }
         vf_store(t->max + x * VW, max);
@@ -381,7 +381,12 @@ static void attend(tile *t, const hti_segs *all, const keys *at, const hti_shape
         vf top[TILE_VECTORS];
         done = next_pass(&pass, all, done, at->mask);
         pass_scores(t, top, &pass, at, z, b, c0);
-        weigh(t, top, pass.keys);
+        if (t->drop.threshold) {
+            draw_factors(t->factor, &t->drop, &pass, c0);
+            weigh(t, top, pass.keys, 1);
+        } else {
+            weigh(t, top, pass.keys, 0);
+        }
         int last = done >= all->keys;
         rows_out to = last ? out : (rows_out){t->acc, z->dvp, z->dvp, NULL, 0};
         if (last && finish) {

@@ -44,6 +44,21 @@ static void rings_take(rings *r, hti_arena *c, const hti_shape *z, int64_t lengt
     r->v = hti_take(c, rows * z->dvp, sizeof(float));
 }
 
+/* A tile turns to a level of a query head: what its scores get, and what dropout draws. shift: a
+ * lane's cluster is its row >> shift. */
+static relative enter_level(tile *t, const work *w, const hti_seq *s, int64_t head, int level,
+                            int shift) {
+    const hti_attention_call *c = w->call;
+    double p = c->desc->dropout;
+    t->drop.threshold = hti_dropout_threshold(p);
+    if (t->drop.threshold) {
+        uint32_t index = (uint32_t)(s->index * w->z.q_heads + head);
+        t->drop = (dropping){c->seed, c->offset,           index, hti_dropout_threshold(p),
+                             level,   (float)(1 / (1 - p))};
+    }
+    return relative_of(&w->rel, head, shift);
+}
+
 /* Threads worth waking: a small call is done before they meet. */
 static int threads_of(const ht_context *ctx, const work *w) {
     const hti_shape *z = &w->z;

@@ -7,9 +7,14 @@
 #include <omp.h>
 #include <string.h>
 
+#include "core/philox.h"
 #include "cpu/fast.h"
 
+#define TILE HTI_TILE
+#define TILE_VECTORS (TILE / VW)
+
 #include "cpu/kernel_math.h"
+#include "cpu/kernel_drop.h"
 #include "cpu/kernel_tile.h"
 #include "cpu/kernel_pack.h"
 #include "cpu/kernel_relative.h"
@@ -22,11 +27,9 @@
 #include "cpu/kernel_full.h"
 #include "cpu/kernel_cache.h"
 
-/* float64 and dropout belong to the reference kernels. What forward saves is in its own units, so
- * forward and backward always go the same way. */
-static int is_fast(const ht_attention_desc *desc) {
-    return desc->dtype == HT_F32 && desc->dropout == 0;
-}
+/* float64 belongs to the reference kernels. What forward saves is in its own units, so forward and
+ * backward always go the same way. */
+static int is_fast(const ht_attention_desc *desc) { return desc->dtype == HT_F32; }
 
 void FAST(hti_attention_need)(const ht_context *ctx, const ht_attention_desc *desc,
                               ht_attention_need *need) {

@@ -22,6 +22,11 @@
  *     vf_drop_below(y, x, b)     y, but 0 where x < b
  *     vf_exponent(a)             floor(log2(a)) of normal a > 0
  *     vf_transpose(r)            the VW x VW matrix r[VW] in place
+ *     vi                         VW unsigned 32-bit integers
+ *     vi_set1, vi_count          the same in all lanes; 0, 1, 2, ...
+ *     vi_add, vi_or, vi_xor
+ *     vi_mul(&hi, a, b)          the products' low halves, and their high ones; b: of vi_set1
+ *     vf_pick_below(x, y, a, b)  lane of a where x < y, else of b
  *     SCORE_GROUP(n)             how many of n keys to take into registers together: one of
  *                                SCORE_G0 > SCORE_G1 > SCORE_G2 > 1
  *     VALUE_ROWS, VALUE_VECTORS  rows and vectors of an output tile kept in registers
