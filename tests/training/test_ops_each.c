@@ -78,6 +78,7 @@ static void *place(bank *b, const double *x, int64_t n, ht_dtype dtype) {
 
 /* Noise of one seed, exact in bf16; wide: in the wide type. */
 static void *noise(bank *b, int64_t n, uint32_t seed, int wide) {
+    if (n <= 0) abort(); /* so that the compiler knows, too */
     double *x = malloc(sizeof *x * (size_t)n);
     for (int64_t i = 0; i < n; i++) x[i] = to_bf16(2 * training_random(&seed) - 1);
     void *device = place(b, x, n, wide ? wide_type(b->dtype) : b->dtype);
