@@ -23,16 +23,19 @@ void hti_kept_layout(hti_kept *k, hti_arena *a, const hti_layers *s, int64_t row
     k->pre = k->saved = k->first_x = k->first_heads = NULL;
     if (!backward) return;
     k->pre = hti_take(a, rows * c->hidden, e);
-    k->saved = hti_take(a, (int64_t)s->plan->need.saved, 1);
+    size_t saved = s->plan->need.saved, eval = s->plan_eval->need.saved;
+    k->saved = hti_take(a, (int64_t)(saved > eval ? saved : eval), 1);
 }
 
 void hti_work_layout(hti_work *w, hti_arena *a, const hti_layers *s, int64_t rows, int backward) {
     const ht_config *c = s->c;
-    const ht_attention_need *need = &s->plan->need;
+    const ht_attention_need *need = &s->plan->need, *eval = &s->plan_eval->need;
     size_t e = hti_bytes(s->dtype), scratch = need->scratch_forward;
     hti_norm_call norm = {.dtype = s->dtype, .rows = rows, .width = c->width};
     int64_t widest = c->hidden > qkv_width(c) ? c->hidden : qkv_width(c);
     if (backward && need->scratch_backward > scratch) scratch = need->scratch_backward;
+    /* without dropout other kernels may be at work, with other needs */
+    if (eval->scratch_forward > scratch) scratch = eval->scratch_forward;
     w->branch = hti_take(a, rows * c->width, e);
     w->attention = hti_take(a, (int64_t)scratch, 1);
     if (!backward) return;
