@@ -83,10 +83,11 @@ static const char *share_text(char *out, size_t bytes, const progress *p, double
     return out;
 }
 
-/* loss and accuracy, or bits per byte */
+/* loss and accuracy, or bits per byte (of sub-words: per token) */
 static const char *score_text(char *out, size_t bytes, const progress *p, const ht_report *r) {
     if (p->config->task == HT_TASK_LANGUAGE)
-        snprintf(out, bytes, "loss %.4f | %.4f bits/byte", r->loss, r->loss / log(2));
+        snprintf(out, bytes, "loss %.4f | %.4f bits/%s", r->loss, r->loss / log(2),
+                 p->config->vocab == 257 ? "byte" : "token");
     else
         snprintf(out, bytes, "loss %.4f | acc %.3f", r->loss, r->accuracy);
     return out;

@@ -115,6 +115,7 @@ static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_er
                                                        : REPORT_POSITIONS;
     own_data(r, &desc, path, &holdout);
     if (v->data) desc.path = v->data, desc.holdout = 0, desc.part = HT_PART_TEST;
+    desc.tokenizer = m->tokenizer;
     desc.config = config;
     bool good = c || cli_fail(error, "out of memory");
     if (good) {
