@@ -137,7 +137,7 @@ static void evaluates_without_dropout(void **state) {
                          "\"pool\":\"mean\",\"batch\":4,\"attention\":\"%s\","
                          "\"attention_dropout\":%g}",
                          kinds[kind], 0.5 * dropout);
-                ht_config config = training_config(cpu, json);
+                ht_config config = training_config(ctx, json);
                 ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
                 ht_model *model;
                 ht_trainer *trainer;
@@ -146,9 +146,9 @@ static void evaluates_without_dropout(void **state) {
                 assert_non_null(batch);
                 training_batch(batch, &config, 3);
                 desc.inference = inference;
-                OK(cpu, ht_model_create(&model, cpu, &config));
-                OK(cpu, ht_trainer_create(&trainer, model, &desc));
-                OK(cpu, ht_trainer_evaluate(trainer, &batch->batch, &report));
+                OK(ctx, ht_model_create(&model, ctx, &config));
+                OK(ctx, ht_trainer_create(&trainer, model, &desc));
+                OK(ctx, ht_trainer_evaluate(trainer, &batch->batch, &report));
                 loss[dropout][inference] = report.loss;
                 ht_trainer_destroy(trainer);
                 ht_model_destroy(model);
