@@ -2,7 +2,7 @@
 # symbols.sh NM shared|static LIBRARY HEADER
 # shared: exactly the functions of the header. static: these, and beside them only hti_ (in C++
 # names too: what src/cuda shares within itself is not extern "C"), and what the compiler adds
-# where C++ catches exceptions (DW.ref).
+# where C++ catches exceptions (DW.ref) and for a named critical section (.gomp_critical).
 set -eu
 nm=$1 kind=$2 library=$3 header=$4
 case $kind in
@@ -17,7 +17,7 @@ for name in $public; do
     printf '%s\n' "$found" | grep -qx "$name" || { echo "declared but not defined: $name"; exit 1; }
 done
 others=$(printf '%s\n' "$found" | grep -vx "$public" || true)
-[ "$kind" = shared ] || others=$(printf '%s\n' "$others" | grep -v '^hti_\|^DW\.ref\.' || true)
+[ "$kind" = shared ] || others=$(printf '%s\n' "$others" | grep -v '^hti_\|^DW\.ref\.\|^\.gomp_critical_user_hti_' || true)
 if [ -n "$others" ]; then
     printf 'not ours to define:\n%s\n' "$others"
     exit 1
