@@ -266,6 +266,10 @@ typedef struct hti_ops {
     ht_status (*attention_check)(ht_context *ctx, const ht_attention_desc *desc);
     void (*attention_need)(const ht_context *ctx, const ht_attention_desc *desc,
                            ht_attention_need *need);
+    /* Optional: the same where all tensors of all calls, gradients too, are known to lie in steps
+     * of 16 bytes; kernels that take such tensors alone then need no others beside them. */
+    void (*attention_need_aligned)(const ht_context *ctx, const ht_attention_desc *desc,
+                                   ht_attention_need *need);
     ht_status (*attention_forward)(ht_context *ctx, const hti_attention_call *call);
     ht_status (*attention_backward)(ht_context *ctx, const hti_attention_call *call);
 

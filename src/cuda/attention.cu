@@ -148,6 +148,17 @@ void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *des
         need->scratch_backward = hti_hier_backward_scratch(desc);
 }
 
+/* A call with the plan's largest sizes and tensors at address 0 stands for all of them. */
+void hti_cuda_attention_need_aligned(const ht_context *ctx, const ht_attention_desc *desc,
+                                     ht_attention_need *need) {
+    hti_attention_call call = {};
+    call.desc = desc, call.sequences = desc->max_sequences;
+    hti_cuda_attention_need(ctx, desc, need);
+    if (!hti_hier_takes(hti_cuda_of(ctx), &call) || !hti_hier_takes_backward(&call)) return;
+    need->scratch_forward = hti_hier_forward_scratch(desc);
+    need->scratch_backward = hti_hier_backward_scratch(desc);
+}
+
 /* ---- calls ---- */
 
 /* Sequence starts, angles and coarse levels. */

@@ -161,6 +161,8 @@ int64_t hti_generic_pieces(hti_cuda_args *args);
 ht_status hti_cuda_attention_check(ht_context *ctx, const ht_attention_desc *desc);
 void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *desc,
                              ht_attention_need *need);
+void hti_cuda_attention_need_aligned(const ht_context *ctx, const ht_attention_desc *desc,
+                                     ht_attention_need *need);
 ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *call);
 ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call *call);
 size_t hti_cuda_cache_scratch(const ht_context *ctx, const hti_cache_call *call);

@@ -9,6 +9,8 @@ static int64_t qkv_width(const ht_config *c) { return c->inner + 2 * HTI_KV; }
 
 /* ---- memory ---- */
 
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
 void hti_kept_layout(hti_kept *k, hti_arena *a, const hti_layers *s, int64_t rows, int backward) {
     const ht_config *c = s->c;
     size_t e = hti_bytes(s->dtype), wide = hti_wide_bytes(s->dtype);
@@ -23,27 +25,25 @@ void hti_kept_layout(hti_kept *k, hti_arena *a, const hti_layers *s, int64_t row
     k->pre = k->saved = k->first_x = k->first_heads = NULL;
     if (!backward) return;
     k->pre = hti_take(a, rows * c->hidden, e);
-    size_t saved = s->plan->need.saved, eval = s->plan_eval->need.saved;
-    k->saved = hti_take(a, (int64_t)(saved > eval ? saved : eval), 1);
+    k->saved = hti_take(a, (int64_t)larger(s->plan->need.saved, s->plan_eval->need.saved), 1);
 }
 
 void hti_work_layout(hti_work *w, hti_arena *a, const hti_layers *s, int64_t rows, int backward) {
     const ht_config *c = s->c;
     const ht_attention_need *need = &s->plan->need, *eval = &s->plan_eval->need;
-    size_t e = hti_bytes(s->dtype), scratch = need->scratch_forward;
+    size_t e = hti_bytes(s->dtype), scratch = larger(need->scratch_forward, eval->scratch_forward);
     hti_norm_call norm = {.dtype = s->dtype, .rows = rows, .width = c->width};
     int64_t widest = c->hidden > qkv_width(c) ? c->hidden : qkv_width(c);
-    if (backward && need->scratch_backward > scratch) scratch = need->scratch_backward;
-    /* without dropout other kernels may be at work, with other needs */
-    if (eval->scratch_forward > scratch) scratch = eval->scratch_forward;
-    w->branch = hti_take(a, rows * c->width, e);
+    int64_t either = c->width > c->inner ? c->width : c->inner;
+    if (backward) scratch = larger(scratch, need->scratch_backward);
+    if (!backward) w->branch = hti_take(a, rows * c->width, e);
     w->attention = hti_take(a, (int64_t)scratch, 1);
     if (!backward) return;
     w->ds = hti_take(a, rows * c->width, e);
     w->dy = c->dropout > 0 ? hti_take(a, rows * c->width, e) : w->ds;
-    w->dh = hti_take(a, rows * c->width, e);
+    /* never needed together: forward's branch, what goes back through a norm, through the heads */
+    w->dh = w->dheads = w->branch = hti_take(a, rows * either, e);
     w->dwide = hti_take(a, rows * widest, e);
-    w->dheads = hti_take(a, rows * c->inner, e);
     w->norm = hti_take(a, (int64_t)s->ctx->ops->norm_scratch(s->ctx, &norm), 1);
 }
 

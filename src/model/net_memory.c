@@ -34,7 +34,7 @@ static void kept_layout(hti_net *n, hti_arena *a) {
     }
     n->last = hti_take(a, rows * width, e);
     n->last_stats = hti_take(a, rows * 2, wide);
-    n->normed = hti_take(a, rows * width, e);
+    if (!n->backward || n->first) n->normed = hti_take(a, rows * width, e);
     n->row_loss = hti_take(a, n->max_rows > seqs ? n->max_rows : seqs, wide);
     if (c->task == HT_TASK_LANGUAGE) return;
     n->pooled = n->first ? n->normed : hti_take(a, seqs * width, e);
@@ -60,6 +60,7 @@ static void work_layout(hti_net *n, hti_arena *a) {
         .dtype = n->model->dtype, .rows = n->max_rows, .width = c->width, .vocab = c->vocab};
     n->embed_scratch = hti_take(a, (int64_t)n->ctx->ops->embed_scratch(n->ctx, &embed), 1);
     n->dnormed = n->work.dh; /* used up by the final norm before any layer needs it */
+    if (!n->first) n->normed = n->work.dwide; /* and so is this by the head */
     if (language) return;
     n->dpooled = hti_take(a, n->max_sequences * c->width, e);
     if (n->first) {
@@ -188,7 +189,13 @@ static ht_status make_plans(hti_net *n) {
     d.max_length = n->max_length;
     TRY(ht_attention_create(&n->plan_eval, n->ctx, &d));
     d.dropout = n->c->attention_dropout;
-    return ht_attention_create(&n->plan, n->ctx, &d);
+    TRY(ht_attention_create(&n->plan, n->ctx, &d));
+    /* everything lies on 64-byte lines; heads that do not are a matter of their size alone */
+    if (n->ctx->ops->attention_need_aligned && d.head_dim % 8 == 0) {
+        n->ctx->ops->attention_need_aligned(n->ctx, &n->plan->desc, &n->plan->need);
+        n->ctx->ops->attention_need_aligned(n->ctx, &n->plan_eval->desc, &n->plan_eval->need);
+    }
+    return HT_OK;
 }
 
 void hti_model_point(hti_layer_weights *out, const ht_model *m) {

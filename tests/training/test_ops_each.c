@@ -91,7 +91,7 @@ static void *zeros(bank *b, int64_t n, int wide) {
 }
 
 static void *integers(bank *b, int64_t n, int64_t (*rule)(int64_t)) {
-    int32_t *x = malloc(sizeof *x * (size_t)n);
+    int32_t *x = calloc(n > 0 ? (size_t)n : 1, sizeof *x);
     void *device;
     for (int64_t i = 0; i < n; i++) x[i] = (int32_t)rule(i);
     OK(b->ctx, ht_memory_alloc(b->ctx, &device, sizeof *x * (size_t)n));
@@ -238,7 +238,7 @@ static void run_pool(bank *b, int64_t rows, int64_t width, hti_pool kind) {
     hti_pool_call a = {
         .dtype = b->dtype, .kind = kind, .sequences = 3, .rows = rows, .width = width};
     pool_rows = rows;
-    uint8_t *mask = malloc((size_t)rows), *device = bytes(b, (size_t)rows);
+    uint8_t *mask = calloc((size_t)rows, 1), *device = bytes(b, (size_t)rows);
     for (int64_t i = 0; i < rows; i++) mask[i] = i % 5 != 1;
     OK(b->ctx, ht_memory_copy_in(b->ctx, device, mask, (size_t)rows));
     free(mask);
@@ -266,7 +266,7 @@ static void run_optimiser(bank *b, int64_t rows, int64_t width) {
     hti_step step = {
         .in = {.rate = 0.125, .correction1 = 0.5, .correction2 = 0.25, .loss_scale = 1}};
     hti_step *device = bytes(b, sizeof step);
-    double *positive = malloc(sizeof *positive * (size_t)n);
+    double *positive = calloc(n > 0 ? (size_t)n : 1, sizeof *positive);
     uint32_t seed = 3;
     for (int64_t i = 0; i < n; i++) positive[i] = to_bf16(training_random(&seed));
     OK(b->ctx, ht_memory_copy_in(b->ctx, device, &step, sizeof step));
