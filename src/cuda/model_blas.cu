@@ -268,7 +268,7 @@ ht_status hti_cuda_product(ht_context *ctx, const hti_gemm *g, hti_finish finish
     struct hti_blas *b = hti_model_of(ctx)->blas;
     float alpha = 1, beta = g->accumulate ? 1 : 0;
     product_key key;
-    product *p;
+    product *p = NULL;
     make_key(&key, g, finish);
     TRY(find(&p, ctx, &key));
     CHECK(ctx, p->usable, HT_UNSUPPORTED,
