@@ -80,7 +80,8 @@ static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t 
     if (skip) row[0] = -1;
     memcpy(row + skip, b->tokens + first, sizeof *row * (size_t)tokens);
     memset(row + rows, 0, sizeof *row * (size_t)(end - rows));
-    for (int64_t k = 0; k < end; k++) n->positions_host[at + k] = (int32_t)k;
+    if (!n->placed)
+        for (int64_t k = 0; k < end; k++) n->positions_host[at + k] = (int32_t)k;
     if (c->mask_zero)
         for (int64_t k = 0; k < rows; k++) mask[k] = row[k] != 0;
     else

@@ -289,9 +289,9 @@ ht_status hti_net_load(hti_net *n, const ht_batch *batch) {
     hti_batch_stage(n, batch);
     size_t rows = (size_t)n->rows.rows, seqs = (size_t)n->rows.sequences;
     TRY(ops->copy_in(n->ctx, n->tokens, n->tokens_host, rows * sizeof *n->tokens));
-    if (!n->fixed || !n->placed) /* else they are what they were */
+    if (!n->placed) /* else they are what they were */
         TRY(ops->copy_in(n->ctx, n->positions, n->positions_host, rows * sizeof *n->positions));
-    n->placed = 1;
+    n->placed = n->fixed;
     if (n->rows.mask) TRY(ops->copy_in(n->ctx, n->mask, n->mask_host, rows));
     TRY(ops->copy_in(n->ctx, n->start, n->start_host, seqs * sizeof *n->start));
     TRY(ops->copy_in(n->ctx, n->count, n->count_host, seqs * sizeof *n->count));
