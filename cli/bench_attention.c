@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 
 #define BUDGET 1.0    /* seconds of timed calls, forward and backward each */
 #define SHORTEST 2e-3 /* seconds of calls behind one sample, so that the clock does not matter */
@@ -26,6 +27,9 @@ static const cli_option options[] = {
     {"causal", CLI_FLAG, BENCH_AT(causal), .help = "row i sees rows up to i"},
     {"keep", CLI_FLAG, BENCH_AT(keep),
      .help = "forward also keeps what backward needs, as in training"},
+    {"packed", CLI_FLAG, BENCH_AT(packed),
+     .help =
+         "sequences of mixed lengths, from an eighth of --length up to it, in one packed batch"},
     BENCH_RUN,
     {0},
 };
@@ -33,7 +37,9 @@ static const cli_option options[] = {
 
 /* One length: the plan and its buffers. */
 typedef struct shape {
-    int64_t length, q_count, k_count; /* numbers in q and out; in k and v */
+    int64_t length, rows;     /* of a sequence, of all */
+    int64_t q_count, k_count; /* numbers in q and out; in k and v */
+    int32_t *cu_seqlens;      /* packed: [batch + 1] */
     ht_attention *plan;
     ht_attention_need need;
     void *q, *k, *v, *out, *dout, *dq, *dk, *dv, *saved;
@@ -47,18 +53,39 @@ typedef struct shape {
 
 /* ---- buffers ----------------------------------------------------------------------------- */
 
+/* Packed: sequence i has 1, 4, 7, 2, 5, 8, 3, 6 eighths of the length, and so on. */
+static bool make_lengths(bench_run *run, shape *s) {
+    int64_t batch = run->values->batch;
+    s->operations = count_forward(&run->desc, batch, s->length);
+    if (!run->values->packed) return true;
+    if (s->rows > INT32_MAX) return cli_fail(&run->error, "too many rows for a packed batch");
+    s->cu_seqlens = malloc((size_t)(batch + 1) * sizeof *s->cu_seqlens);
+    if (!s->cu_seqlens) return cli_fail(&run->error, "out of memory");
+    s->operations = 0;
+    s->cu_seqlens[0] = 0;
+    for (int64_t i = 0; i < batch; i++) {
+        int64_t length = (s->length * (1 + 3 * i % 8) + 7) / 8;
+        s->cu_seqlens[i + 1] = s->cu_seqlens[i] + (int32_t)length;
+        s->operations += count_forward(&run->desc, 1, length);
+    }
+    s->rows = s->cu_seqlens[batch];
+    return true;
+}
+
 static bool make_plan(bench_run *run, shape *s) {
     ht_attention_desc desc = run->desc;
     int64_t bytes;
-    if (__builtin_mul_overflow(run->values->batch, s->length, &desc.max_rows) ||
-        __builtin_mul_overflow(desc.max_rows, desc.q_heads * desc.head_dim, &s->q_count) ||
+    if (__builtin_mul_overflow(run->values->batch, s->length, &s->rows) ||
+        __builtin_mul_overflow(s->rows, desc.q_heads * desc.head_dim, &s->q_count) ||
         __builtin_mul_overflow(s->q_count, 8, &bytes))
         return cli_fail(&run->error, "%" PRId64 " sequences of %" PRId64 " rows are too many",
                         run->values->batch, s->length);
+    if (!make_lengths(run, s)) return false;
+    desc.max_rows = s->rows;
     desc.max_sequences = run->values->batch;
     desc.max_length = s->length;
+    s->q_count = desc.max_rows * desc.q_heads * desc.head_dim;
     s->k_count = desc.max_rows * desc.kv_heads * desc.head_dim; /* no more than q's */
-    s->operations = count_forward(&desc, run->values->batch, s->length);
     s->need = (ht_attention_need)HT_ATTENTION_NEED_INIT;
     return bench_lib(run, ht_attention_create(&s->plan, run->ctx, &desc)) &&
            bench_lib(run, ht_attention_get_need(s->plan, &s->need));
@@ -80,6 +107,7 @@ static void bind_args(const bench_run *run, shape *s) {
     s->args = (ht_attention_args)HT_ATTENTION_ARGS_INIT;
     s->args.batch = run->values->batch;
     s->args.length = s->length;
+    s->args.cu_seqlens = s->cu_seqlens;
     s->args.q.data = s->q;
     s->args.k.data = s->k;
     s->args.v.data = s->v;
@@ -97,6 +125,7 @@ static void release(bench_run *run, shape *s) {
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i]) ht_memory_free(run->ctx, all[i]);
     if (s->plan) ht_attention_destroy(s->plan);
+    free(s->cu_seqlens);
     sgemm_destroy(&s->sgemm);
 }
 
@@ -204,6 +233,7 @@ static void print_json(const bench_run *run, const shape *s, const line *l) {
     json_writer json;
     bench_json_begin(&json, run, l->what, s->length);
     json_bool(&json, "keep", run->values->keep);
+    json_bool(&json, "packed", run->values->packed);
     json_int(&json, "repeats", l->repeats);
     json_real(&json, "ms", l->ms);
     json_real(&json, "ms_min", l->ms_min);
@@ -247,11 +277,11 @@ static void print_head(const bench_run *run) {
         run->cuda      ? "floor: every input read and output written once, at the speed of a copy"
         : sgemm_blas() ? sgemm_blas()
                        : "no sgemm column: this program was built without a BLAS";
-    cli_line("%s%s%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head_dim %" PRId64
-             ", block %" PRId64 ", %s",
+    cli_line("%s%s%s%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64
+             ", head_dim %" PRId64 ", block %" PRId64 ", %s",
              cli_kinds[d->kind], d->causal ? " causal" : "", run->values->keep ? ", keeping" : "",
-             cli_queries[d->query], run->values->batch, d->q_heads, d->kv_heads, d->head_dim,
-             d->block, cli_dtypes[d->dtype]);
+             run->values->packed ? ", packed" : "", cli_queries[d->query], run->values->batch,
+             d->q_heads, d->kv_heads, d->head_dim, d->block, cli_dtypes[d->dtype]);
     cli_line("on %s, %d thread%s; %s%s", ht_context_device(run->ctx), ht_context_threads(run->ctx),
              ht_context_threads(run->ctx) == 1 ? "" : "s",
              !run->cuda && sgemm_blas() ? "sgemm by " : "", yardstick);
