@@ -17,7 +17,8 @@ for name in $public; do
     printf '%s\n' "$found" | grep -qx "$name" || { echo "declared but not defined: $name"; exit 1; }
 done
 others=$(printf '%s\n' "$found" | grep -vx "$public" || true)
-[ "$kind" = shared ] || others=$(printf '%s\n' "$others" | grep -v '^hti_\|^DW\.ref\.\|^\.gomp_critical_user_hti_' || true)
+ours='^hti_\|^DW\.ref\.\|^\.gomp_critical_user_hti_'
+[ "$kind" = shared ] || others=$(printf '%s\n' "$others" | grep -v "$ours" || true)
 if [ -n "$others" ]; then
     printf 'not ours to define:\n%s\n' "$others"
     exit 1
