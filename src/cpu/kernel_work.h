@@ -4,7 +4,7 @@
  */
 
 /* Multiplications below which threads cost more than they save. */
-#define WORK_ALONE 1e6
+#define WORK_ALONE 2e5
 
 /* Heads (of all sequences) per thread from which threads need not share one. */
 enum { COLUMNS_EACH = 4 };
