@@ -9,6 +9,9 @@
 /* Keys scored before their values are summed, and the runs of rows they may come from. */
 enum { DECODE_KEYS = 512, DECODE_RUNS = 2 * HTI_MAX_LEVELS + 4 };
 
+/* Multiplications below which threads cost more than they save: between tokens they fall asleep. */
+#define DECODE_ALONE 1e6
+
 /* One (sequence, key head) of a call. */
 typedef struct decoder {
     const hti_cache_call *call;
@@ -389,7 +392,7 @@ static void cache_extend(ht_context *ctx, const hti_cache_call *call) {
     float *turn;
     decode_take(&c, call, &speed, &turn);
     if (call->a.desc->rotary_theta > 0) decode_angles(call, speed, turn);
-    if (decode_work(call) < WORK_ALONE) {
+    if (decode_work(call) < DECODE_ALONE) {
         for (int64_t i = 0; i < units; i++) extend_unit(call, speed, turn, i / kv, i % kv);
         return;
     }
