@@ -124,7 +124,8 @@ static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_er
         c->out = malloc((room > logits ? room : logits) * sizeof *c->out);
         good = c->out || cli_fail(error, "out of memory");
     }
-    if (good && !desc.path && config->format != HT_FORMAT_LISTOPS)
+    bool made = config->format == HT_FORMAT_LISTOPS || config->format == HT_FORMAT_PATHFINDER;
+    if (good && !desc.path && !made)
         good = cli_fail(error, "the run does not say where its data is; give --data");
     if (good && ht_data_open(&data, m->ctx, &desc) != HT_OK)
         good = cli_fail(error, "%s", ht_context_error(m->ctx));
