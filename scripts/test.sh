@@ -2,7 +2,8 @@
 # Everything that must hold before a change is good: lint, then the tests in three builds.
 #
 #     build/        as users build it, with CUDA if nvcc is there          all tests
-#     build-asan/   gcc, address and undefined-behaviour sanitizers        all tests
+#     build-asan/   gcc, address and undefined-behaviour sanitizers        all tests, of the
+#                   attention's cases every third (HT_TEST_THIN)
 #     build-tsan/   clang, thread sanitizer, LLVM's OpenMP                 those with many threads
 #
 # Installs what is missing first (Debian, Ubuntu). The last line counts the tests of all builds:
@@ -72,8 +73,10 @@ export OMP_WAIT_POLICY=passive
 run_under=""
 say_cuda
 build_in build && test_in build
+export HT_TEST_THIN=3
 build_in build-asan -DCMAKE_C_COMPILER=gcc -DHT_CUDA=OFF -DHT_SANITIZE=address,undefined &&
     test_in build-asan
+unset HT_TEST_THIN
 
 # libgomp is not instrumented and would give false alarms; LLVM's runtime tells the sanitizer what
 # its threads do, through archer. Old sanitizers cannot live with much address randomisation, and
