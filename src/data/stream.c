@@ -1,6 +1,6 @@
 /*
- * Bytes of a file, of all files of a folder, or of stdin, a piece at a time, uncompressed: for
- * texts that do not fit in memory.
+ * Bytes of a file, of all files of a folder, or of stdin, a piece at a time, uncompressed
+ * (gzip and zstd are known by their first bytes).
  */
 #include <dirent.h>
 #include <errno.h>
