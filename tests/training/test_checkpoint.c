@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 static ht_context *cpu;
-static char folder[64], path[128], other[128];
+static char path[128], other[128];
 
 #define TINY                                                                                      \
     "{\"layers\":1,\"width\":16,\"heads\":2,\"hidden\":24,\"vocab\":17,\"classes\":3,\"length\":" \
@@ -25,19 +25,16 @@ static char folder[64], path[128], other[128];
 
 static int open_all(void **state) {
     (void)state;
-    strcpy(folder, "/tmp/ht-checkpoint-XXXXXX");
-    if (ht_context_create(&cpu, NULL) != HT_OK || !mkdtemp(folder)) return 1;
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    snprintf(other, sizeof other, "%s/other.safetensors", folder);
+    if (ht_context_create(&cpu, NULL) != HT_OK || training_folder_open() != 0) return 1;
+    snprintf(path, sizeof path, "%s/model.safetensors", training_folder);
+    snprintf(other, sizeof other, "%s/other.safetensors", training_folder);
     return 0;
 }
 
 static int close_all(void **state) {
     (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
     ht_context_destroy(cpu);
-    return system(command);
+    return training_folder_close();
 }
 
 typedef struct pair {
@@ -149,7 +146,7 @@ static void python(void **state) {
     char file[128], command[512];
     step(&p, 1, NULL);
     OK(cpu, ht_trainer_save(p.trainer, NULL, path));
-    snprintf(file, sizeof file, "%s/convert.py", folder);
+    snprintf(file, sizeof file, "%s/convert.py", training_folder);
     FILE *f = fopen(file, "w");
     fputs(script, f);
     fclose(f);
@@ -212,7 +209,7 @@ static void damaged(void **state) {
     write_all(other, copy, n);
     refuse("not a safetensors file");
     REFUSED(cpu, ht_model_load(&model, cpu, "/nowhere/at/all"), HT_IO, "No such file");
-    REFUSED(cpu, ht_model_load(&model, cpu, folder), HT_IO, "is not a file");
+    REFUSED(cpu, ht_model_load(&model, cpu, training_folder), HT_IO, "is not a file");
     /* a header byte changed at a time: refused, or read with other numbers, but never worse */
     for (size_t at = 8; at < 2500; at += 3) {
         memcpy(copy, bytes, n);

@@ -11,29 +11,19 @@
 #include <unistd.h>
 
 static ht_context *cpu;
-static char folder[64], path[128];
+static char path[128];
 
 static int open_all(void **state) {
     (void)state;
-    strcpy(folder, "/tmp/ht-data-XXXXXX");
-    if (ht_context_create(&cpu, NULL) != HT_OK || !mkdtemp(folder)) return 1;
-    snprintf(path, sizeof path, "%s/data", folder);
+    if (ht_context_create(&cpu, NULL) != HT_OK || training_folder_open() != 0) return 1;
+    snprintf(path, sizeof path, "%s/data", training_folder);
     return 0;
 }
 
 static int close_all(void **state) {
     (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
     ht_context_destroy(cpu);
-    return system(command);
-}
-
-static void write_file(const char *to, const char *text, size_t bytes) {
-    FILE *f = fopen(to, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(text, 1, bytes, f), bytes);
-    fclose(f);
+    return training_folder_close();
 }
 
 static ht_status open_as(ht_data **out, const ht_config *config, const char *from, ht_part part,
@@ -140,14 +130,14 @@ static void expressions(void **state) {
     ht_data *data;
     ht_data_info info = HT_DATA_INFO_INIT;
     const char *file = "Source\tTarget\n( ( [MAX 2 ) 9 ] )\t9\n( [MIN 1 2 3 4 5 6 7 8 ] )\t1\n";
-    write_file(path, file, strlen(file));
+    training_write(path, file, strlen(file));
     OK(cpu, open_as(&data, &config, path, HT_PART_TRAIN, 0));
     OK(cpu, ht_data_get_info(data, &info));
     assert_int_equal(info.items, 2);
     assert_int_equal(info.longest, 10);
     assert_int_equal(info.cut, 1);
     ht_data_close(data);
-    write_file(path, "3\t[MAX 2 huh ]\n", 15);
+    training_write(path, "3\t[MAX 2 huh ]\n", 15);
     REFUSED(cpu, open_as(&data, &config, path, HT_PART_TRAIN, 0), HT_FORMAT, "data:1: 'huh'");
     config.listops_max = 4;
     config.listops_min = 0;
@@ -166,7 +156,7 @@ static void tsv(void **state) {
     ht_batch b = HT_BATCH_INIT;
     ht_data_info info = HT_DATA_INFO_INIT;
     const char *file = "0\thello\n2\ta\tb\xFF\r\n1.0\tlonger than six\n2\tlast";
-    write_file(path, file, strlen(file));
+    training_write(path, file, strlen(file));
     OK(cpu, open_as(&data, &config, path, HT_PART_TRAIN, 0));
     OK(cpu, ht_data_get_info(data, &info));
     assert_int_equal(info.items, 4);
@@ -210,7 +200,7 @@ static void tsv_faults(void **state) {
     ht_config config = training_config(cpu, "{\"classes\":3,\"length\":6,\"batch\":2}");
     ht_data *data;
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
-        write_file(path, faults[i].text, strlen(faults[i].text));
+        training_write(path, faults[i].text, strlen(faults[i].text));
         REFUSED(cpu, open_as(&data, &config, path, HT_PART_TRAIN, 0), HT_FORMAT, faults[i].words);
         assert_null(data);
     }
@@ -218,7 +208,7 @@ static void tsv_faults(void **state) {
             "/nowhere could not be opened");
     config.task = HT_TASK_PAIRS;
     config.pool = HT_POOL_MEAN;
-    write_file(path, "1\tone text\n", 11);
+    training_write(path, "1\tone text\n", 11);
     REFUSED(cpu, open_as(&data, &config, path, HT_PART_TRAIN, 0), HT_FORMAT,
             "there is no second tab");
     config.task = HT_TASK_LANGUAGE;
@@ -233,7 +223,7 @@ static void ten_million(void **state) {
     memset(text, 'x', N + 3);
     memcpy(text, "1\t", 2);
     text[N + 2] = '\n';
-    write_file(path, text, N + 3);
+    training_write(path, text, N + 3);
     free(text);
     ht_config config = training_config(cpu, "{\"length\":100,\"batch\":2}");
     ht_data *data;
@@ -262,7 +252,7 @@ static void text(void **state) {
     ht_config config = training_config(
         cpu, "{\"task\":\"language\",\"format\":\"text\",\"length\":4,\"batch\":3,\"across\":1}");
     char in[160], command[512];
-    snprintf(in, sizeof in, "%s/texts", folder);
+    snprintf(in, sizeof in, "%s/texts", training_folder);
     mkdir(in, 0777);
     snprintf(command, sizeof command,
              "cd %s && printf 'abcde' > 1.txt && printf 'fgh' > 2.txt && gzip -k 2.txt && "
@@ -288,7 +278,7 @@ static void text(void **state) {
     ht_data_close(data);
     REFUSED(cpu, open_as(&data, &config, in, HT_PART_VALID, 0.99), HT_INVALID,
             "too short to hold out");
-    snprintf(in, sizeof in, "%s/nothing", folder);
+    snprintf(in, sizeof in, "%s/nothing", training_folder);
     mkdir(in, 0777);
     REFUSED(cpu, open_as(&data, &config, in, HT_PART_TRAIN, 0), HT_IO, "folder without files");
 }
@@ -299,7 +289,7 @@ static void drawing(void **state) {
     (void)state;
     char file[4096] = "";
     for (int i = 0; i < 25; i++) sprintf(file + strlen(file), "%d\t%c\n", i % 2, 'a' + i);
-    write_file(path, file, strlen(file));
+    training_write(path, file, strlen(file));
     ht_config config = training_config(cpu, "{\"length\":4,\"batch\":5}");
     ht_data *data, *again;
     ht_batch b = HT_BATCH_INIT;

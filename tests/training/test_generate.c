@@ -14,22 +14,18 @@
 #include "op.h"
 
 static ht_context *ref;
-static char folder[64];
 
 static int open_ref(void **state) {
     (void)state;
     ht_context_desc desc = HT_CONTEXT_DESC_INIT;
     desc.device = "cpu:ref";
-    strcpy(folder, "/tmp/ht-generate-XXXXXX");
-    return !mkdtemp(folder) || ht_context_create(&ref, &desc) != HT_OK;
+    return training_folder_open() != 0 || ht_context_create(&ref, &desc) != HT_OK;
 }
 
 static int close_ref(void **state) {
     (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
     ht_context_destroy(ref);
-    return system(command);
+    return training_folder_close();
 }
 
 /* ---- models ---- */
@@ -339,7 +335,7 @@ static void saved_and_forked(void **state) {
     int32_t starts[] = {0, 300}, a[COUNT], b[COUNT], c[COUNT];
     char path[128];
     (void)state;
-    snprintf(path, sizeof path, "%s/state", folder);
+    snprintf(path, sizeof path, "%s/state", training_folder);
     random_tokens(text, 300, 41, 10);
     for (int i = 0; i < MODELS; i++) {
         ht_model *model = make_model(ref, models[i], HT_F32);
@@ -429,7 +425,7 @@ static void faults(void **state) {
     ht_batch b = batch_of(tokens, starts, 2);
     char path[128];
     (void)state;
-    snprintf(path, sizeof path, "%s/faults", folder);
+    snprintf(path, sizeof path, "%s/faults", training_folder);
     desc.slots = -1;
     REFUSED(ref, ht_generator_create(&none, model, &desc), HT_INVALID, "slots must be 1");
     assert_null(none);
@@ -484,7 +480,7 @@ static void other_precisions(void **state) {
     ht_model *model = make_model(ref, models[0], HT_F32), *loaded;
     ht_config config = HT_CONFIG_INIT;
     (void)state;
-    snprintf(path, sizeof path, "%s/model", folder);
+    snprintf(path, sizeof path, "%s/model", training_folder);
     OK(ref, ht_model_save(model, path));
     FILE *f = fopen(path, "rb");
     size_t n = fread(bytes, 1, 1 << 20, f);
@@ -560,7 +556,7 @@ static ht_status whole_life(ht_context *ctx, const char *path) {
 static void out_of_memory(void **state) {
     char path[128];
     (void)state;
-    snprintf(path, sizeof path, "%s/life", folder);
+    snprintf(path, sizeof path, "%s/life", training_folder);
     random_tokens(text, 40, VOCAB, 12);
     ht_status status = HT_NOMEM;
     int64_t n = 0;

@@ -11,36 +11,20 @@
 #include <sys/stat.h>
 
 static ht_context *cpu;
-static char folder[64];
 
 static int open_all(void **state) {
     (void)state;
-    strcpy(folder, "/tmp/ht-sets-XXXXXX");
-    return ht_context_create(&cpu, NULL) != HT_OK || !mkdtemp(folder);
+    return ht_context_create(&cpu, NULL) != HT_OK || training_folder_open() != 0;
 }
 
 static int close_all(void **state) {
     (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
     ht_context_destroy(cpu);
-    return system(command);
-}
-
-/* folder/name; good until the next call but seven */
-static const char *in(const char *name) {
-    static char paths[8][256];
-    static int next;
-    char *path = paths[next++ % 8];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
+    return training_folder_close();
 }
 
 static void write_bytes(const char *name, const void *bytes, size_t count) {
-    FILE *f = fopen(in(name), "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(bytes, 1, count, f), count);
-    fclose(f);
+    training_write(training_path(name), bytes, count);
 }
 static void write_text(const char *name, const char *text) {
     write_bytes(name, text, strlen(text));
@@ -190,7 +174,7 @@ static void threads(void **state) {
             about.threads = threads;
             assert_int_equal(ht_context_create(&ctx, &about), HT_OK);
             desc.task = sets[i].task;
-            desc.folder = folder;
+            desc.folder = training_folder;
             desc.plain = 1;
             desc.seed = 7;
             for (int k = 0; k < 3; k++) desc.items[k] = sets[i].items + k;
@@ -201,7 +185,7 @@ static void threads(void **state) {
                 char name[64];
                 size_t count;
                 snprintf(name, sizeof name, "%s-%s.%s", sets[i].task, parts[k], sets[i].end);
-                char *bytes = slurp(in(name), &count);
+                char *bytes = slurp(training_path(name), &count);
                 if (threads == 1) {
                     first[k] = bytes, sizes[k] = count;
                     continue;
@@ -224,7 +208,7 @@ static void files_are_memory(void **state) {
     for (int i = 0; i < 2; i++) {
         const char *preset = i ? "lra/listops" : "lra/pathfinder";
         desc.task = preset + 4;
-        desc.folder = folder;
+        desc.folder = training_folder;
         desc.seed = 5;
         desc.items[0] = 40, desc.items[1] = desc.items[2] = 20;
         OK(cpu, ht_set_write(cpu, &desc, &info));
@@ -234,8 +218,9 @@ static void files_are_memory(void **state) {
         char name[64]; /* compressed, if this build can do that */
         struct stat about;
         snprintf(name, sizeof name, "%s-train.%s.zst", desc.task, i ? "tsv" : "images");
-        if (stat(in(name), &about) != 0) name[strlen(name) - 4] = '\0';
-        ht_data *made = open_data(&config, NULL, NULL), *read = open_data(&config, in(name), NULL);
+        if (stat(training_path(name), &about) != 0) name[strlen(name) - 4] = '\0';
+        ht_data *made = open_data(&config, NULL, NULL),
+                *read = open_data(&config, training_path(name), NULL);
         ht_batch a = HT_BATCH_INIT, b = HT_BATCH_INIT;
         OK(cpu, ht_data_next(made, &a));
         OK(cpu, ht_data_next(read, &b));
@@ -253,10 +238,10 @@ static void files_are_memory(void **state) {
 static ht_status import(const char *task, const char *from, ht_set_info *info) {
     ht_set_desc desc = HT_SET_DESC_INIT;
     *info = (ht_set_info)HT_SET_INFO_INIT;
-    mkdir(in("out"), 0777);
+    mkdir(training_path("out"), 0777);
     desc.task = task;
-    desc.source = in(from);
-    desc.folder = in("out");
+    desc.source = training_path(from);
+    desc.folder = training_path("out");
     desc.plain = 1;
     desc.unchecked = 1;
     return ht_set_write(cpu, &desc, info);
@@ -294,7 +279,7 @@ static void listops_files(void **state) {
     assert_int_equal(info.items[0], 6);
     assert_int_equal(info.items[1], 1);
     assert_int_equal(info.longest[0], 10);
-    char *written = slurp(in("out/listops-train.tsv"), &count);
+    char *written = slurp(training_path("out/listops-train.tsv"), &count);
     assert_string_equal(written, good); /* brackets and all */
     free(written);
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
@@ -305,8 +290,8 @@ static void listops_files(void **state) {
     ht_set_desc desc = HT_SET_DESC_INIT; /* checked, six are too few */
     write_text("basic_train.tsv", good);
     desc.task = "listops";
-    desc.source = folder;
-    desc.folder = in("out");
+    desc.source = training_folder;
+    desc.folder = training_path("out");
     REFUSED(cpu, ht_set_write(cpu, &desc, &info), HT_FORMAT,
             "train part of listops has 6 items, there should be 96000");
 }
@@ -322,13 +307,13 @@ static void reviews(void **state) {
              "printf 'worse' > acl/train/neg/1_2.txt && printf 'good' > acl/train/pos/0_9.txt && "
              "printf 'dull' > acl/test/neg/0_3.txt && printf 'fun' > acl/test/pos/0_8.txt && "
              "printf 'no review' > acl/train/pos/notes",
-             folder);
+             training_folder);
     assert_int_equal(system(command), 0);
     OK(cpu, import("imdb", "acl", &info));
     assert_int_equal(info.items[0], 3);
     assert_int_equal(info.items[2], 2);
     assert_false(info.known);
-    char *written = slurp(in("out/imdb-train.tsv"), &count);
+    char *written = slurp(training_path("out/imdb-train.tsv"), &count);
     assert_string_equal(written, "0\tso bad<br />\n0\tworse\n1\tgood\n");
     free(written);
     uint64_t sum = info.sum[0]; /* the files that were written are as good a source */
@@ -336,7 +321,7 @@ static void reviews(void **state) {
     assert_true(info.sum[0] == sum);
     /* the folder as it is */
     ht_config config = training_config(cpu, "{\"length\":16,\"batch\":3}");
-    ht_data *data = open_data(&config, in("acl/train"), NULL);
+    ht_data *data = open_data(&config, training_path("acl/train"), NULL);
     ht_batch b = HT_BATCH_INIT;
     OK(cpu, ht_data_next(data, &b));
     assert_int_equal(b.sequences, 3);
@@ -382,8 +367,8 @@ static void cifar10(void **state) {
     ht_config config = HT_CONFIG_INIT;
     OK(cpu, ht_config_preset(cpu, &config, "lra/image"));
     config.batch = 4;
-    ht_data *data = open_data(&config, in("out/cifar10-test.images"), NULL);
-    ht_data *direct = open_data(&config, in("test_batch.bin"), NULL);
+    ht_data *data = open_data(&config, training_path("out/cifar10-test.images"), NULL);
+    ht_data *direct = open_data(&config, training_path("test_batch.bin"), NULL);
     ht_batch b = HT_BATCH_INIT, c = HT_BATCH_INIT;
     OK(cpu, ht_data_next(data, &b));
     OK(cpu, ht_data_next(direct, &c));
@@ -396,7 +381,7 @@ static void cifar10(void **state) {
     ht_data_close(data);
     ht_data_close(direct);
     free(file);
-    remove(in("data_batch_3.bin"));
+    remove(training_path("data_batch_3.bin"));
     REFUSED(cpu, import("cifar10", ".", &info), HT_IO, "has neither data_batch_3.bin nor");
 }
 
@@ -409,7 +394,7 @@ static void images(void **state) {
                         0,   0,   2,   0,   0,   0,   2,   0,   0, 0, 2, 0, 0, 0,
                         0,   0,   0,   0,   1,   0,   255, 7,   9, 0, 1, 2, 3, 4};
     write_bytes("a.images", file, sizeof file);
-    ht_data *data = open_data(&config, in("a.images"), NULL);
+    ht_data *data = open_data(&config, training_path("a.images"), NULL);
     ht_batch b = HT_BATCH_INIT;
     ht_data_info about = HT_DATA_INFO_INIT;
     static const int32_t pixels[] = {0, 255, 7, 9, 1, 2, 3, 4};
@@ -421,31 +406,33 @@ static void images(void **state) {
     assert_int_equal(b.targets[0], 1);
     ht_data_close(data);
     write_bytes("b.images", file + 32, 10); /* records without a header */
-    data = open_data(&config, in("b.images"), NULL);
+    data = open_data(&config, training_path("b.images"), NULL);
     OK(cpu, ht_data_next(data, &b));
     assert_memory_equal(b.tokens, pixels, sizeof pixels);
     ht_data_close(data);
     write_bytes("b.images", file + 32, 9);
-    refuse_data(&config, in("b.images"), NULL, "b.images has 9 bytes, which is no whole number");
+    refuse_data(&config, training_path("b.images"), NULL,
+                "b.images has 9 bytes, which is no whole number");
     write_bytes("a.images", file, 41);
-    refuse_data(&config, in("a.images"), NULL, "should have 2 records of 5 bytes");
+    refuse_data(&config, training_path("a.images"), NULL, "should have 2 records of 5 bytes");
     write_bytes("a.images", file, 20);
-    refuse_data(&config, in("a.images"), NULL, "ends inside its header");
+    refuse_data(&config, training_path("a.images"), NULL, "ends inside its header");
     file[8] = 2;
     write_bytes("a.images", file, sizeof file);
-    refuse_data(&config, in("a.images"), NULL, "has version 2");
+    refuse_data(&config, training_path("a.images"), NULL, "has version 2");
     file[8] = 1, file[37] = 2;
     write_bytes("a.images", file, sizeof file);
-    refuse_data(&config, in("a.images"), NULL, "a.images: record 2 has label 2: classes is 2");
+    refuse_data(&config, training_path("a.images"), NULL,
+                "a.images: record 2 has label 2: classes is 2");
     file[37] = 0, file[31] = 0x80; /* a count that would overflow */
     write_bytes("a.images", file, sizeof file);
-    refuse_data(&config, in("a.images"), NULL, "a.images should have");
+    refuse_data(&config, training_path("a.images"), NULL, "a.images should have");
     file[31] = 0;
     write_bytes("a.images", file, sizeof file);
     config.length = 3;
-    refuse_data(&config, in("a.images"), NULL, "images of 4 pixels, but length is 3");
+    refuse_data(&config, training_path("a.images"), NULL, "images of 4 pixels, but length is 3");
     config.length = 5; /* shorter ones are fine */
-    ht_data_close(open_data(&config, in("a.images"), NULL));
+    ht_data_close(open_data(&config, training_path("a.images"), NULL));
 }
 
 static void check_pairs(ht_data *data) {
@@ -469,38 +456,42 @@ static void papers(void **state) {
     ht_set_info info;
     size_t count;
     write_text("five.tsv", five);
-    check_pairs(open_data(&config, in("five.tsv"), NULL));
+    check_pairs(open_data(&config, training_path("five.tsv"), NULL));
     write_text("papers.tsv", "A1\taa\nB2\tbb\nC3\tc\n");
     write_text("pairs.tsv", "1\tA1\tB2\n0\tC3\tA1\n");
-    check_pairs(open_data(&config, in("pairs.tsv"), in("papers.tsv")));
+    check_pairs(open_data(&config, training_path("pairs.tsv"), training_path("papers.tsv")));
     write_text("texts.tsv", "1\taa\tbb\n0\tc\taa\n");
-    check_pairs(open_data(&config, in("texts.tsv"), NULL));
-    mkdir(in("aan"), 0777);
+    check_pairs(open_data(&config, training_path("texts.tsv"), NULL));
+    mkdir(training_path("aan"), 0777);
     write_text("aan/new_aan_pairs.train.tsv", five);
     write_text("aan/new_aan_pairs.eval.tsv", "0.0\tB2\tD4\tbb\td\n");
     write_text("aan/new_aan_pairs.test.tsv", "1.0\tD4\tC3\td\tc\n");
     OK(cpu, import("aan", "aan", &info));
-    char *written = slurp(in("out/aan-papers.tsv"), &count);
+    char *written = slurp(training_path("out/aan-papers.tsv"), &count);
     assert_string_equal(written, "A1\taa\nB2\tbb\nC3\tc\nD4\td\n");
     free(written);
-    check_pairs(open_data(&config, in("out/aan-train.tsv"), in("out/aan-papers.tsv")));
+    check_pairs(open_data(&config, training_path("out/aan-train.tsv"),
+                          training_path("out/aan-papers.tsv")));
     uint64_t sums[3];
     memcpy(sums, info.sum, sizeof sums);
     OK(cpu, import("aan", "out", &info)); /* papers and pairs: the same set */
     assert_memory_equal(sums, info.sum, sizeof sums);
     /* faults */
     write_text("pairs.tsv", "1\tA1\tB2\n0\tZ9\tA1\n");
-    refuse_data(&config, in("pairs.tsv"), in("papers.tsv"), "pairs.tsv:2: there is no paper 'Z9'");
+    refuse_data(&config, training_path("pairs.tsv"), training_path("papers.tsv"),
+                "pairs.tsv:2: there is no paper 'Z9'");
     write_text("pairs.tsv", "1\tA1\n");
-    refuse_data(&config, in("pairs.tsv"), in("papers.tsv"), "pairs.tsv:1: there is no second tab");
+    refuse_data(&config, training_path("pairs.tsv"), training_path("papers.tsv"),
+                "pairs.tsv:1: there is no second tab");
     write_text("papers.tsv", "A1\taa\nB2\tbb\nA1\tc\n");
-    refuse_data(&config, in("pairs.tsv"), in("papers.tsv"),
+    refuse_data(&config, training_path("pairs.tsv"), training_path("papers.tsv"),
                 "papers.tsv:3: the id 'A1' is there tw");
     write_text("papers.tsv", "A1\taa\nB2\n");
-    refuse_data(&config, in("pairs.tsv"), in("papers.tsv"),
+    refuse_data(&config, training_path("pairs.tsv"), training_path("papers.tsv"),
                 "papers.tsv:2: a line of papers must be");
     write_text("five.tsv", "1.0\tA1\tB2\taa\tbb\n1.0\tA1\tB2\n");
-    refuse_data(&config, in("five.tsv"), NULL, "five.tsv:2: a line must have five columns");
+    refuse_data(&config, training_path("five.tsv"), NULL,
+                "five.tsv:2: a line must have five columns");
     write_text("aan/new_aan_pairs.eval.tsv", "0.0\tB2\tD4\tbbb\td\n");
     REFUSED(cpu, import("aan", "aan", &info), HT_FORMAT,
             "new_aan_pairs.eval.tsv:1: the id 'B2' is there twice, with different texts");
@@ -518,7 +509,7 @@ static void arguments(void **state) {
     ht_set_info info = HT_SET_INFO_INIT;
     desc.task = "chess";
     REFUSED(cpu, ht_set_write(cpu, &desc, &info), HT_INVALID, "'chess' cannot be made");
-    desc.source = folder;
+    desc.source = training_folder;
     REFUSED(cpu, ht_set_write(cpu, &desc, &info), HT_INVALID, "there is no set 'chess'");
     desc.task = "pathfinder";
     REFUSED(cpu, ht_set_write(cpu, &desc, &info), HT_IO, "metadata could not be opened");

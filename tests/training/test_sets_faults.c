@@ -9,34 +9,18 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static char folder[64];
-
 static int open_all(void **state) {
     (void)state;
-    strcpy(folder, "/tmp/ht-faults-XXXXXX");
-    return !mkdtemp(folder);
+    return training_folder_open() != 0;
 }
 
 static int close_all(void **state) {
     (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    return system(command);
-}
-
-static const char *in(const char *name) {
-    static char paths[8][256];
-    static int next;
-    char *path = paths[next++ % 8];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
+    return training_folder_close();
 }
 
 static void write_bytes(const char *name, const void *bytes, size_t count) {
-    FILE *f = fopen(in(name), "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(bytes, 1, count, f), count);
-    fclose(f);
+    training_write(training_path(name), bytes, count);
 }
 static void write_text(const char *name, const char *text) {
     write_bytes(name, text, strlen(text));
@@ -108,7 +92,7 @@ static ht_status write_set(ht_context *ctx, const char *task, const char *source
     ht_set_info info = HT_SET_INFO_INIT;
     desc.task = task;
     desc.source = source;
-    desc.folder = in("out");
+    desc.folder = training_path("out");
     desc.items[0] = desc.items[1] = 3;
     desc.plain = plain;
     desc.unchecked = 1;
@@ -122,21 +106,28 @@ static ht_status made_expressions(ht_context *ctx) {
     return open_and_close(ctx, "lra/listops", NULL, NULL);
 }
 static ht_status read_papers(ht_context *ctx) {
-    return open_and_close(ctx, "lra/retrieval", in("aan/aan-train.tsv"), in("aan/aan-papers.tsv"));
+    return open_and_close(ctx, "lra/retrieval", training_path("aan/aan-train.tsv"),
+                          training_path("aan/aan-papers.tsv"));
 }
 static ht_status write_images(ht_context *ctx) { return write_set(ctx, "pathfinder", NULL, 0); }
 static ht_status write_expressions(ht_context *ctx) { return write_set(ctx, "listops", NULL, 1); }
 static ht_status import_expressions(ht_context *ctx) {
-    return write_set(ctx, "listops", in("listops"), 0);
+    return write_set(ctx, "listops", training_path("listops"), 0);
 }
-static ht_status import_papers(ht_context *ctx) { return write_set(ctx, "aan", in("aan"), 0); }
-static ht_status import_reviews(ht_context *ctx) { return write_set(ctx, "imdb", in("imdb"), 0); }
-static ht_status import_grey(ht_context *ctx) { return write_set(ctx, "cifar10", in("grey"), 0); }
+static ht_status import_papers(ht_context *ctx) {
+    return write_set(ctx, "aan", training_path("aan"), 0);
+}
+static ht_status import_reviews(ht_context *ctx) {
+    return write_set(ctx, "imdb", training_path("imdb"), 0);
+}
+static ht_status import_grey(ht_context *ctx) {
+    return write_set(ctx, "cifar10", training_path("grey"), 0);
+}
 
 static void write_sources(void) {
     static char grey[1025 * 2];
     static const char *const folders[] = {"out", "listops", "aan", "imdb", "grey"};
-    for (int i = 0; i < 5; i++) mkdir(in(folders[i]), 0777);
+    for (int i = 0; i < 5; i++) mkdir(training_path(folders[i]), 0777);
     write_text("listops/basic_train.tsv", "Source\tTarget\n( ( ( [MAX 2 ) 9 ) ] )\t9\n");
     write_text("listops/basic_val.tsv", "( ( ( [MAX 2 ) 8 ) ] )\t8\n");
     write_text("listops/basic_test.tsv", "( ( ( [MAX 2 ) 7 ) ] )\t7\n");
@@ -178,13 +169,13 @@ static void change(const char *preset, const char *name, const char *bytes, size
                 (char)(training_random(&random) * 256);
         if (i % 7 == 0) n = (size_t)(training_random(&random) * 2 * (double)count) + 1;
         write_bytes(name, copy, n);
-        ht_status status = open_and_close(ctx, preset, in(name), papers);
+        ht_status status = open_and_close(ctx, preset, training_path(name), papers);
         good += status == HT_OK;
         bad += status == HT_FORMAT;
         if (status != HT_OK && status != HT_FORMAT && status != HT_INVALID)
             fail_msg("%s: %s", ht_status_name(status), ht_context_error(ctx));
         if (status != HT_OK)
-            assert_non_null(strstr(ht_context_error(ctx), folder)); /* which file */
+            assert_non_null(strstr(ht_context_error(ctx), training_folder)); /* which file */
     }
     assert_true(bad > 0);
     if (good + bad == 0) fail();
@@ -202,7 +193,8 @@ static void bytes(void **state) {
     change("lra/image", "changed", images, 48, NULL); /* mostly the header */
     change("lra/image", "changed", images, sizeof images, NULL);
     change("lra/retrieval", "changed", five, sizeof five - 1, NULL);
-    change("lra/retrieval", "changed", pairs, sizeof pairs - 1, in("aan/aan-papers.tsv"));
+    change("lra/retrieval", "changed", pairs, sizeof pairs - 1,
+           training_path("aan/aan-papers.tsv"));
     change("lra/listops", "changed", expressions, sizeof expressions - 1, NULL);
 }
 

@@ -10,30 +10,22 @@
 #include <sys/stat.h>
 
 static ht_context *cpu;
-static char folder[64], path[128];
+static char path[128];
 
 static int open_all(void **state) {
     (void)state;
-    strcpy(folder, "/tmp/ht-text-XXXXXX");
-    if (ht_context_create(&cpu, NULL) != HT_OK || !mkdtemp(folder)) return 1;
-    snprintf(path, sizeof path, "%s/data", folder);
+    if (ht_context_create(&cpu, NULL) != HT_OK || training_folder_open() != 0) return 1;
+    snprintf(path, sizeof path, "%s/data", training_folder);
     return 0;
 }
 
 static int close_all(void **state) {
     (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
     ht_context_destroy(cpu);
-    return system(command);
+    return training_folder_close();
 }
 
-static void write_file(const char *bytes, size_t count) {
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(bytes, 1, count, f), count);
-    fclose(f);
-}
+static void write_file(const char *bytes, size_t count) { training_write(path, bytes, count); }
 
 #define TEXT "\"task\":\"language\",\"format\":\"text\","
 
@@ -379,12 +371,12 @@ static void tokens(void **state) {
              "--character_coverage=1 "
              "--normalization_rule_name=identity --add_dummy_prefix=false "
              "--remove_extra_whitespaces=false --bos_id=-1 --eos_id=-1 >log 2>&1",
-             folder);
+             training_folder);
     if (ht_tokenizer_open(&t, cpu, "/nowhere.model") == HT_UNSUPPORTED || system(command) != 0) {
         print_message("no SentencePiece here: sub-words were not tested\n");
         return;
     }
-    snprintf(model, sizeof model, "%s/words.model", folder);
+    snprintf(model, sizeof model, "%s/words.model", training_folder);
     OK(cpu, ht_tokenizer_open(&t, cpu, model));
     assert_int_equal(ht_tokenizer_vocab(t), 401);
     round_trips(t);
@@ -421,9 +413,9 @@ static void tokens(void **state) {
     snprintf(command, sizeof command,
              "cd '%s' && spm_train --input=corpus --model_prefix=plain --vocab_size=400 "
              "--byte_fallback >log 2>&1",
-             folder);
+             training_folder);
     assert_int_equal(system(command), 0);
-    snprintf(model, sizeof model, "%s/plain.model", folder);
+    snprintf(model, sizeof model, "%s/plain.model", training_folder);
     REFUSED(cpu, ht_tokenizer_open(&t, cpu, model), HT_INVALID, "changes the text");
 }
 

@@ -4,6 +4,7 @@
 #include "training.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 void training_ok(ht_context *ctx, ht_status status, const char *what, const char *file, int line) {
@@ -27,6 +28,34 @@ ht_config training_config(ht_context *ctx, const char *json) {
     OK(ctx, ht_config_preset(ctx, &config, NULL));
     OK(ctx, ht_config_read_json(ctx, &config, json));
     return config;
+}
+
+char training_folder[64];
+
+int training_folder_open(void) {
+    strcpy(training_folder, "/tmp/ht-training-XXXXXX");
+    return !mkdtemp(training_folder);
+}
+
+int training_folder_close(void) {
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", training_folder);
+    return system(command);
+}
+
+const char *training_path(const char *name) {
+    static char paths[8][256];
+    static int next;
+    char *path = paths[next++ % 8];
+    snprintf(path, sizeof paths[0], "%s/%s", training_folder, name);
+    return path;
+}
+
+void training_write(const char *path, const void *bytes, size_t count) {
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, count, f), count);
+    fclose(f);
 }
 
 double training_random(uint32_t *state) {

@@ -1,5 +1,5 @@
 /*
- * What the tests of models share: small configurations, random batches.
+ * What the tests of models share: small configurations, random batches, a folder for files.
  */
 #ifndef TRAINING_H
 #define TRAINING_H
@@ -31,6 +31,14 @@ typedef struct random_batch {
     int32_t tokens[4096], cu_seqlens[65], targets[4096];
 } random_batch;
 void training_batch(random_batch *out, const ht_config *config, uint32_t seed);
+
+/* A folder of the program's own: made (0: it is there), removed with all that is in it (0), and a
+ * path in it, good until the next call but seven. */
+extern char training_folder[64];
+int training_folder_open(void);
+int training_folder_close(void);
+const char *training_path(const char *name);
+void training_write(const char *path, const void *bytes, size_t count);
 
 /* A small generator for tests: uniform in [0, 1). */
 double training_random(uint32_t *state);
