@@ -73,7 +73,7 @@ static bool newest(char *out, const char *folder) {
     return best >= 0;
 }
 
-static bool find_file(char *out, const char *run, int last, cli_error *error) {
+bool run_find(char *out, const char *run, int last, cli_error *error) {
     struct stat about;
     if (stat(run, &about) != 0)
         return cli_fail(error, "%s could not be opened: %s", run, strerror(errno));
@@ -127,7 +127,7 @@ bool run_load(run_model *out, const char *run, int last, const char *device, int
               int *code, cli_error *error) {
     *out = (run_model){.config = HT_CONFIG_INIT};
     *code = CLI_FAILED;
-    if (run ? !find_file(out->path, run, last, error) : !find_box(out->path, error)) return false;
+    if (run ? !run_find(out->path, run, last, error) : !find_box(out->path, error)) return false;
     out->ctx = cli_open_device(device, threads, code, error);
     if (!out->ctx) return false;
     *code = CLI_FAILED;

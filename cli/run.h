@@ -23,6 +23,9 @@ typedef struct run_model {
     char path[4096]; /* the file it came from */
 } run_model;
 
+/* The file of a run's weights, at most 4,096 bytes. `run`: a folder, or a checkpoint itself; last:
+ * the newest checkpoint instead of the best. */
+bool run_find(char *out, const char *run, int last, cli_error *error);
 /* `run`: a folder, or a checkpoint itself. last: the newest checkpoint instead of the best. */
 bool run_open(run_model *out, const char *run, int last, const char *device, int64_t threads,
               int *code, cli_error *error);

@@ -22,7 +22,7 @@ typedef struct given {
 } given;
 
 typedef struct train_values {
-    const char *run, *preset, *config, *data, *valid, *papers, *tokenizer, *device;
+    const char *run, *preset, *config, *data, *valid, *papers, *tokenizer, *init, *device;
     double holdout;
     int64_t threads;
     int resume, quiet;
@@ -48,6 +48,9 @@ static const cli_option options[] = {
      .help = "JSON object of settings, over the preset"},
     {"tokenizer", CLI_READ, offsetof(train_values, tokenizer), "FILE",
      .help = "language models: a SentencePiece model; without it tokens are bytes"},
+    {"init", CLI_READ, offsetof(train_values, init), "RUN",
+     .help =
+         "start with this run's weights, or a checkpoint's, where names and shapes are the same"},
     {"resume", CLI_FLAG, offsetof(train_values, resume),
      .help = "go on with the run in the folder, bit for bit"},
     {"device", CLI_TEXT, offsetof(train_values, device), "NAME", .help = "as in htransformer info"},
@@ -301,6 +304,21 @@ static bool use_tokenizer(run_parts *p, const train_values *v, cli_error *error)
     return true;
 }
 
+/* Weights of another run; a run that goes on has its own. */
+static bool use_weights(run_parts *p, const train_values *v, cli_error *error) {
+    char path[4096];
+    int64_t taken = 0;
+    if (!v->init) return true;
+    if (v->resume) return cli_fail(error, "--init starts a run, --resume goes on with one");
+    if (!run_find(path, v->init, 0, error)) return false;
+    if (ht_model_take(p->model, path, &taken) != HT_OK)
+        return cli_fail(error, "--init: %s", ht_context_error(p->ctx));
+    if (!v->quiet)
+        printf("  init       %lld of %lld tensors from %s\n", (long long)taken,
+               (long long)ht_model_tensors(p->model), path);
+    return true;
+}
+
 static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
     if (!make_folder(v, error) || !make_places(&p->where, v, error) ||
@@ -316,8 +334,10 @@ static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
         !open_part(&p->valid, p->ctx, &p->config, &p->where, HT_PART_VALID, p->tokenizer, error))
         return false;
     desc.config = &p->config;
-    if (ht_model_create(&p->model, p->ctx, &p->config) != HT_OK ||
-        ht_trainer_create(&p->trainer, p->model, &desc) != HT_OK)
+    if (ht_model_create(&p->model, p->ctx, &p->config) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(p->ctx));
+    if (!use_weights(p, v, error)) return false;
+    if (ht_trainer_create(&p->trainer, p->model, &desc) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));
     return write_folder(p->ctx, &p->config, &p->where, v->run, error);
 }

@@ -285,7 +285,7 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
  * the struct, the keys of JSON files and checkpoints, and the flags of the command line. A CHOICE
  * is a number that has a name (ht_config_choice). */
 #define HT_CONFIG_MAP(X)                                                                           \
-    X(CHOICE, task, 0, 0, 2, "classify (default), pairs of texts, or language")                    \
+    X(CHOICE, task, 0, 0, 3, "classify (default), pairs of texts, language or denoise")            \
     X(CHOICE, format, 1, 0, 4, "listops, tsv (default), text, images or pathfinder")               \
     X(CHOICE, attention, 0, 0, 2, "hierarchical (default), full or local")                         \
     X(CHOICE, query, 0, 0, 3, "auto (default), mean, first or fine: query of the coarse levels")   \
@@ -306,9 +306,11 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(REAL, rotary_theta, 10000, 1, 1000000000, "base of the rotary angles")                       \
     X(INT, relative_bias, 0, 0, 1, "learned bias by distance, in every layer")                     \
     X(INT, projection_bias, 0, 0, 1, "biases in the attention's projections")                      \
-    X(INT, tied, 0, 0, 1, "language: the output uses the embedding table")                         \
+    X(INT, tied, 0, 0, 1, "language, denoise: the output uses the embedding table")                \
     X(INT, head_hidden, 0, 0, 262144, "hidden size of the classifier's head; 0: one layer")        \
     X(INT, mask_zero, 1, 0, 1, "token 0 takes no part in attention (not in language models)")      \
+    X(REAL, hide, 0.3, 0, 1, "denoise: share of the tokens that are hidden and guessed")           \
+    X(INT, hide_run, 1, 1, 65536, "denoise: neighbours that are hidden together")                  \
     X(REAL, dropout, 0, 0, 1, "probability, below 1")                                              \
     X(REAL, attention_dropout, 0, 0, 1, "probability, below 1")                                    \
     X(REAL, norm_epsilon, 1e-6, 0, 1, "added to the variance in layer norms")                      \
@@ -357,7 +359,7 @@ typedef struct ht_config {
 #define HT_CONFIG_INIT \
     { .size = sizeof(ht_config) }
 
-enum { HT_TASK_CLASSIFY, HT_TASK_PAIRS, HT_TASK_LANGUAGE };
+enum { HT_TASK_CLASSIFY, HT_TASK_PAIRS, HT_TASK_LANGUAGE, HT_TASK_DENOISE };
 enum { HT_FORMAT_LISTOPS, HT_FORMAT_TSV, HT_FORMAT_TEXT, HT_FORMAT_IMAGES, HT_FORMAT_PATHFINDER };
 enum {
     HT_DOCUMENTS_FILE,
@@ -417,7 +419,8 @@ typedef struct ht_batch {
         *cu_seqlens; /* [sequences + 1]: sequence b is tokens cu_seqlens[b] ... cu_seqlens[b+1]-1 */
     const int32_t
         *targets; /* classify: [sequences]; pairs: [sequences / 2]; language: one per token, the
-                     next token. -1: does not count. NULL where only predictions are wanted */
+                     next token; denoise: one per token, itself, which hides it from the model. -1:
+                     does not count. NULL where only predictions are wanted */
 } ht_batch;
 #define HT_BATCH_INIT \
     { .size = sizeof(ht_batch) }
@@ -532,6 +535,10 @@ HT_API ht_status ht_model_save(const ht_model *model, const char *path);
 /* The same with numbers of another type: BF16 makes it half as large and rounds. */
 HT_API ht_status ht_model_export(const ht_model *model, const char *path, ht_dtype dtype);
 HT_API ht_status ht_model_load(ht_model **out, ht_context *ctx, const char *path);
+/* Takes the tensors that have the same name and shape in the file, *taken of them; the others stay
+ * as they are. A model that was trained to denoise starts a classifier that way. FORMAT if there is
+ * none; the model is then unchanged. */
+HT_API ht_status ht_model_take(ht_model *model, const char *path, int64_t *taken);
 
 typedef struct ht_tensor_info {
     size_t size;

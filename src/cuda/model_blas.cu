@@ -3,7 +3,9 @@
  *
  * The library is loaded when the first model is made, not when the program starts: it is half a
  * gigabyte, and everything else works without it. The algorithm of a product is asked for once per
- * shape and kept, so that all later calls, and all runs, use the same one.
+ * shape and kept, so that all later calls, and all runs, use the same one. Batches of texts have
+ * any number of rows: sizes are rounded up to eight steps per octave to ask, and the answer serves
+ * all sizes of the step.
  *
  * cuBLASLt counts columns first: our row-major C = A B is its column-major C^T = B^T A^T, so B is
  * its first matrix and A its second.
@@ -27,6 +29,7 @@ enum { WORKSPACE = 32 << 20, MOST_PRODUCTS = 512 };
     X(MatmulDescSetAttribute)       \
     X(MatrixLayoutCreate)           \
     X(MatrixLayoutDestroy)          \
+    X(MatrixLayoutSetAttribute)     \
     X(MatmulPreferenceCreate)       \
     X(MatmulPreferenceDestroy)      \
     X(MatmulPreferenceSetAttribute) \
@@ -131,9 +134,16 @@ static int alignment(const void *at) {
     return a;
 }
 
+/* Small sizes are those of the model: exact. */
+static int64_t size_step(int64_t size) {
+    int64_t step = 1;
+    while (size >> 4 >= step && size > 2048) step *= 2;
+    return (size + step - 1) / step * step;
+}
+
 static void make_key(product_key *k, const hti_gemm *g, hti_finish finish) {
     memset(k, 0, sizeof *k);
-    k->m = g->m, k->n = g->n, k->k = g->k;
+    k->m = size_step(g->m), k->n = g->n, k->k = size_step(g->k);
     k->lda = g->lda, k->ldb = g->ldb, k->ldc = g->ldc;
     k->dtype = g->dtype, k->wide_c = g->wide_c;
     k->transpose_a = g->transpose_a, k->transpose_b = g->transpose_b;
@@ -247,6 +257,27 @@ static ht_status find(product **out, ht_context *ctx, const product_key *key) {
 
 /* ---- running it ---- */
 
+static cublasStatus_t set_size(const struct hti_blas *b, cublasLtMatrixLayout_t at, int64_t rows,
+                               int64_t columns) {
+    cublasStatus_t status =
+        b->call.MatrixLayoutSetAttribute(at, CUBLASLT_MATRIX_LAYOUT_ROWS, &rows, sizeof(uint64_t));
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    return b->call.MatrixLayoutSetAttribute(at, CUBLASLT_MATRIX_LAYOUT_COLS, &columns,
+                                            sizeof(uint64_t));
+}
+
+/* The sizes of this call, where the key's are rounded. */
+static ht_status set_sizes(const struct hti_blas *b, ht_context *ctx, const product *p,
+                           const hti_gemm *g) {
+    BLAS_TRY(ctx, set_size(b, p->first, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k),
+             "describing a matrix");
+    BLAS_TRY(ctx,
+             set_size(b, p->second, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m),
+             "describing a matrix");
+    BLAS_TRY(ctx, set_size(b, p->out, g->n, g->m), "describing a matrix");
+    return HT_OK;
+}
+
 static ht_status set_pointers(ht_context *ctx, const product *p, const void *bias, void *aux) {
     struct hti_blas *b = hti_model_of(ctx)->blas;
     if (bias)
@@ -274,6 +305,7 @@ ht_status hti_cuda_product(ht_context *ctx, const hti_gemm *g, hti_finish finish
     CHECK(ctx, p->usable, HT_UNSUPPORTED,
           "%s: cuBLASLt has no algorithm for a product of %lld x %lld x %lld", ctx->device,
           (long long)g->m, (long long)g->n, (long long)g->k);
+    TRY(set_sizes(b, ctx, p, g));
     TRY(set_pointers(ctx, p, bias, aux));
     BLAS_TRY(ctx,
              b->call.Matmul(b->handle, p->desc, &alpha, g->b, p->first, g->a, p->second, &beta,

@@ -167,8 +167,28 @@ static int64_t put_sequence(ht_data *d, int64_t sequence, int64_t at) {
     return n;
 }
 
-/* Item `item` as number `slot` of the batch. */
-static void put_item(ht_data *d, int64_t item, int64_t slot) {
+/* Targets of a sequence whose tokens are to be guessed: runs of neighbours, drawn at `key`. */
+static void hide(ht_data *d, uint64_t key, int64_t at, int64_t n) {
+    uint64_t limit = (uint64_t)(d->config.hide * 4294967296.0);
+    int64_t run = d->config.hide_run;
+    hti_philox first = hti_philox_draw((uint64_t)d->config.seed ^ 0x41DEu, (uint32_t)key,
+                                       (uint32_t)(key >> 32), UINT32_MAX, 0);
+    int64_t shift = (int64_t)(first.w[0] % (uint64_t)run), drawn = -1;
+    int hidden = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t group = (i + shift) / run;
+        if (group != drawn) {
+            hti_philox w = hti_philox_draw((uint64_t)d->config.seed ^ 0x41DEu, (uint32_t)key,
+                                           (uint32_t)(key >> 32), (uint32_t)group, 0);
+            hidden = w.w[0] < limit;
+            drawn = group;
+        }
+        d->batch_targets[at + i] = hidden ? d->batch_tokens[at + i] : -1;
+    }
+}
+
+/* Item `item` as number `slot` of the batch; draw: which drawing of the run this is. */
+static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw) {
     int width = per_item(d);
     if (d->config.task == HT_TASK_LANGUAGE) {
         hti_text_put(d, item);
@@ -179,8 +199,9 @@ static void put_item(ht_data *d, int64_t item, int64_t slot) {
         int64_t sequence = d->papers.used ? papers_of(d)[item * width + i] : item * width + i;
         int64_t n = put_sequence(d, sequence, at);
         d->batch_starts[slot * width + i + 1] = (int32_t)(at + n);
+        if (d->config.task == HT_TASK_DENOISE) hide(d, draw, at, n);
     }
-    d->batch_targets[slot] = labels_of(d)[item];
+    if (d->config.task != HT_TASK_DENOISE) d->batch_targets[slot] = labels_of(d)[item];
 }
 
 static ht_status finish(ht_data *d, ht_batch *out, int64_t items) {
@@ -197,7 +218,10 @@ ht_status ht_data_next(ht_data *d, ht_batch *out) {
     int64_t n = 0;
     d->batch_starts[0] = 0;
     d->batch_sequences = 0;
-    while (n < d->config.batch && d->next < d->items) put_item(d, d->next++, n++);
+    while (n < d->config.batch && d->next < d->items) {
+        put_item(d, d->next, n++, (uint64_t)d->next);
+        d->next++;
+    }
     if (n == 0) {
         d->next = 0;
         return HT_END;
@@ -225,7 +249,7 @@ ht_status ht_data_draw(ht_data *d, ht_batch *out) {
     d->batch_sequences = 0;
     for (int64_t n = 0; n < d->config.batch; n++, d->position++) {
         shuffle(d, d->position / d->items);
-        put_item(d, d->order[d->position % d->items], n);
+        put_item(d, d->order[d->position % d->items], n, (uint64_t)d->position);
     }
     return finish(d, out, d->config.batch);
 }

@@ -198,7 +198,7 @@ ht_status hti_tsv_read(ht_data *d, const ht_data_desc *desc) {
           "a language model learns from text, not from a tsv");
     CHECK(d->ctx, !desc->papers || d->config.task == HT_TASK_PAIRS, HT_INVALID,
           "papers are for pairs, got task %s", ht_config_choice("task", (int)d->config.task));
-    if (d->config.task == HT_TASK_CLASSIFY && hti_imdb_is_folder(desc->path))
+    if (d->config.task != HT_TASK_PAIRS && hti_imdb_is_folder(desc->path))
         return hti_imdb_read(d->ctx, desc->path, add_review, &t);
     ht_status status = HT_OK;
     if (desc->papers) status = hti_source_read(d->ctx, desc->papers, read_papers, &t);

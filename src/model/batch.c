@@ -3,7 +3,8 @@
  * mask, targets.
  *
  * Sequences lie packed one after the other, unless the device wants fixed shapes: then each takes
- * max_length rows, what is left over is masked, and missing sequences are empty.
+ * max_length rows, what is left over is masked, and missing sequences are empty. A batch that would
+ * be padding by more than an eighth stays packed: launching each kernel costs less than that.
  */
 #include "model/net.h"
 
@@ -29,10 +30,9 @@ static ht_status check_tokens(const hti_net *n, const ht_batch *b) {
               "token %lld of the batch must be 0 to %lld, got %d", (long long)i,
               (long long)c->vocab - 1, (int)b->tokens[i]);
     if (!b->targets) return HT_OK;
-    int64_t targets = c->task == HT_TASK_LANGUAGE ? total
-                      : c->task == HT_TASK_PAIRS  ? b->sequences / 2
-                                                  : b->sequences;
-    int64_t most = c->task == HT_TASK_LANGUAGE ? c->vocab : c->classes;
+    int by_token = hti_config_by_token(c);
+    int64_t targets = by_token ? total : c->task == HT_TASK_PAIRS ? b->sequences / 2 : b->sequences;
+    int64_t most = by_token ? c->vocab : c->classes;
     good = all_within(b->targets, targets, -1, most);
     for (int64_t i = 0; i < targets && !good; i++)
         CHECK(n->ctx, b->targets[i] >= -1 && b->targets[i] < most, HT_INVALID,
@@ -80,25 +80,34 @@ static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t 
     if (skip) row[0] = -1;
     memcpy(row + skip, b->tokens + first, sizeof *row * (size_t)tokens);
     memset(row + rows, 0, sizeof *row * (size_t)(end - rows));
-    if (!n->placed)
+    if (!n->placed || !n->fixed)
         for (int64_t k = 0; k < end; k++) n->positions_host[at + k] = (int32_t)k;
     if (c->mask_zero)
         for (int64_t k = 0; k < rows; k++) mask[k] = row[k] != 0;
     else
         memset(mask, 1, (size_t)rows);
     memset(mask + rows, 0, (size_t)(end - rows));
-    if (c->task == HT_TASK_LANGUAGE) {
-        int64_t known = b->targets ? rows : 0;
-        if (known) memcpy(target, b->targets + first, sizeof *target * (size_t)known);
-        memset(target + known, -1, sizeof *target * (size_t)(end - known));
+    if (hti_config_by_token(c)) {
+        memset(target, -1, sizeof *target * (size_t)end);
+        if (b->targets && tokens)
+            memcpy(target + skip, b->targets + first, sizeof *target * (size_t)tokens);
     }
+    if (c->task == HT_TASK_DENOISE) /* what is to be guessed must not be seen */
+        for (int64_t k = 0; k < rows; k++)
+            if (target[k] >= 0) row[k] = -1;
     n->start_host[i] = (int32_t)at;
     n->count_host[i] = (int32_t)rows;
     return end;
 }
 
+static int pays_to_fix(const hti_net *n, const ht_batch *b) {
+    int64_t rows = b->cu_seqlens[b->sequences] + hti_config_has_cls(n->c) * b->sequences;
+    return n->fixes && (n->c->pad || rows >= n->max_rows - n->max_rows / 8);
+}
+
 void hti_batch_stage(hti_net *n, const ht_batch *b) {
     const ht_config *c = n->c;
+    n->fixed = pays_to_fix(n, b);
     int64_t sequences = n->fixed ? n->max_sequences : b->sequences, at = 0, longest = 0;
     n->cu_host[0] = 0;
     for (int64_t i = 0; i < sequences; i++) {
@@ -110,8 +119,8 @@ void hti_batch_stage(hti_net *n, const ht_batch *b) {
     int64_t per_item = c->task == HT_TASK_PAIRS ? 2 : 1, items = sequences / per_item;
     n->batch_items = b->sequences / per_item;
     n->batch_tokens = b->cu_seqlens[b->sequences];
-    n->target_rows = c->task == HT_TASK_LANGUAGE ? at : items;
-    for (int64_t i = 0; i < items && c->task != HT_TASK_LANGUAGE; i++)
+    n->target_rows = hti_config_by_token(c) ? at : items;
+    for (int64_t i = 0; i < items && !hti_config_by_token(c); i++)
         n->targets_host[i] = i < n->batch_items && b->targets ? b->targets[i] : -1;
     n->batch_targets = 0;
     for (int64_t i = 0; i < n->target_rows; i++) n->batch_targets += n->targets_host[i] >= 0;

@@ -148,23 +148,58 @@ ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, co
     return HT_OK;
 }
 
+static ht_status fill_one(const hti_reader *r, const ht_model *m, void *arena, const hti_param *t,
+                          const hti_entry *e) {
+    double stage[STAGE];
+    for (int64_t at = 0; at < t->count; at += STAGE) {
+        int64_t n = t->count - at < STAGE ? t->count - at : STAGE;
+        TRY(hti_reader_get(r, stage, e, at, n));
+        TRY(hti_tensor_write(m->ctx, arena, stage, m->dtype, t->offset + at, n));
+    }
+    return HT_OK;
+}
+
 ht_status hti_checkpoint_fill(const hti_reader *r, const ht_model *m, const hti_part *parts,
                               int count) {
-    double stage[STAGE];
     for (int p = 0; p < count; p++) {
         for (int64_t i = 0; i < m->params.tensors; i++) {
             const hti_param *t = &m->params.list[i];
             char name[NAME];
             full_name(name, &parts[p], t);
-            const hti_entry *e = hti_reader_find(r, name);
-            for (int64_t at = 0; at < t->count; at += STAGE) {
-                int64_t n = t->count - at < STAGE ? t->count - at : STAGE;
-                TRY(hti_reader_get(r, stage, e, at, n));
-                TRY(hti_tensor_write(m->ctx, parts[p].arena, stage, m->dtype, t->offset + at, n));
-            }
+            TRY(fill_one(r, m, parts[p].arena, t, hti_reader_find(r, name)));
         }
     }
     return HT_OK;
+}
+
+/* Where tensor t of the model is in the file, if it is the same one. */
+static const hti_entry *same_in(const hti_reader *r, const hti_param *t) {
+    const hti_entry *e = hti_reader_find(r, t->name);
+    int same = e && e->rank == t->rank && e->shape[0] == t->shape[0] && e->shape[1] == t->shape[1];
+    return same ? e : NULL;
+}
+
+static ht_status take(ht_model *m, const hti_reader *r, int64_t *taken) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < m->params.tensors; i++) count += same_in(r, &m->params.list[i]) != NULL;
+    CHECK(m->ctx, count > 0, HT_FORMAT, "%s has no tensor of the model's names and shapes",
+          r->path);
+    for (int64_t i = 0; i < m->params.tensors; i++) {
+        const hti_param *t = &m->params.list[i];
+        const hti_entry *e = same_in(r, t);
+        if (e) TRY(fill_one(r, m, m->p, t, e));
+    }
+    if (taken) *taken = count;
+    return hti_model_round(m);
+}
+
+ht_status ht_model_take(ht_model *m, const char *path, int64_t *taken) {
+    CHECK(m->ctx, path, HT_INVALID, "ht_model_take: path is NULL");
+    hti_reader r;
+    TRY(hti_reader_open(&r, m->ctx, path));
+    ht_status status = take(m, &r, taken);
+    hti_reader_close(&r);
+    return status;
 }
 
 /* The file has wide weights: where a device has no bf16, a model that was trained in it is float.

@@ -29,7 +29,7 @@ enum { KEYS = sizeof keys / sizeof *keys };
 static const struct {
     const char *key, *names[8];
 } choices[] = {
-    {"task", {"classify", "pairs", "language"}},
+    {"task", {"classify", "pairs", "language", "denoise"}},
     {"format", {"listops", "tsv", "text", "images", "pathfinder"}},
     {"attention", {"hierarchical", "full", "local"}},
     {"query", {"auto", "mean", "first", "fine"}},
@@ -326,8 +326,11 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     int64_t rows;
     CHECK(ctx, !language || c->attention != HT_HIERARCHICAL || c->query != 1, HT_INVALID,
           "a language model with query mean would see the future: use first or fine");
-    CHECK(ctx, !c->tied || language, HT_INVALID, "tied is for language models, got task %s",
+    CHECK(ctx, !c->tied || hti_config_by_token(c), HT_INVALID,
+          "tied is for models that predict tokens, got task %s",
           ht_config_choice("task", (int)c->task));
+    CHECK(ctx, c->task != HT_TASK_DENOISE || (c->hide > 0 && c->hide < 1), HT_INVALID,
+          "hide must be above 0 and below 1, got %g", c->hide);
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->pool != HT_POOL_CLS, HT_INVALID,
           "pairs have no cls vector: pool must be first, mean or mean_all");
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->head_hidden % 2 == 0, HT_INVALID,

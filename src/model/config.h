@@ -13,8 +13,13 @@ ht_status hti_config_resolve(ht_context *ctx, ht_config *config);
 /* The configuration of a JSON text over the defaults; unknown keys are refused. */
 ht_status hti_config_parse(ht_context *ctx, ht_config *out, const char *json);
 
+/* Is there a prediction for every token, not one for a text? */
+static inline int hti_config_by_token(const ht_config *c) {
+    return c->task == HT_TASK_LANGUAGE || c->task == HT_TASK_DENOISE;
+}
+/* A model that denoises has the rows of the classifier that will be made of it. */
 static inline int hti_config_has_cls(const ht_config *c) {
-    return c->task == HT_TASK_CLASSIFY && c->pool == HT_POOL_CLS;
+    return (c->task == HT_TASK_CLASSIFY || c->task == HT_TASK_DENOISE) && c->pool == HT_POOL_CLS;
 }
 /* Rows of the longest sequence, and sequences per item. */
 static inline int64_t hti_config_rows(const ht_config *c) {

@@ -74,12 +74,12 @@ static hti_linear_call head_call(const hti_net *n, int i, const void *grads) {
 /* What the last layer reads, and where its gradient goes. */
 static void *last_input(const hti_net *n) {
     int layers = head_layers(n->c);
-    if (n->c->task == HT_TASK_LANGUAGE) return n->normed;
+    if (hti_config_by_token(n->c)) return n->normed;
     return layers ? n->head_act[layers - 1] : n->pooled;
 }
 static void *last_gradient(const hti_net *n) {
     int layers = head_layers(n->c);
-    if (n->c->task == HT_TASK_LANGUAGE) return n->dnormed;
+    if (hti_config_by_token(n->c)) return n->dnormed;
     return layers ? n->dhead[layers - 1] : n->dpooled;
 }
 
@@ -123,7 +123,7 @@ ht_status hti_net_forward(hti_net *n, int train) {
     TRY(hti_net_layers(n, train, n->c->layers));
     hti_norm_call norm = final_norm(n);
     TRY(ops->norm_forward(n->ctx, &norm));
-    if (n->c->task == HT_TASK_LANGUAGE) return HT_OK;
+    if (hti_config_by_token(n->c)) return HT_OK;
     hti_pool_call pool = pool_call(n);
     if (!n->first) TRY(ops->pool_forward(n->ctx, &pool));
     for (int i = 0; i < head_layers(n->c); i++) {
@@ -179,7 +179,7 @@ static ht_status head_backward(hti_net *n, void *grads) {
     const hti_ops *ops = n->ctx->ops;
     hti_loss_call loss = loss_call(n, grads);
     TRY(ops->loss(n->ctx, &loss));
-    if (n->c->task == HT_TASK_LANGUAGE) return HT_OK;
+    if (hti_config_by_token(n->c)) return HT_OK;
     for (int i = head_layers(n->c) - 1; i >= 0; i--) {
         hti_linear_call head = head_call(n, i, grads);
         TRY(ops->linear_backward(n->ctx, &head));

@@ -13,7 +13,8 @@ typedef struct hti_net {
         c; /* the model's, except what a trainer may change: batch, dropout, recompute, pad, seed */
     ht_config config;
     int backward; /* has memory for backward */
-    int fixed;    /* every batch gets the same shape */
+    int fixes;    /* batches get one shape, if padding does not cost more than it saves */
+    int fixed;    /* this one does */
     int placed;   /* with fixed: positions lie on the device */
     int first;    /* pooling takes first rows: after the last attention only they are computed */
     int64_t max_rows, max_sequences, max_length, items;

@@ -36,7 +36,7 @@ static void kept_layout(hti_net *n, hti_arena *a) {
     n->last_stats = hti_take(a, rows * 2, wide);
     if (!n->backward || n->first) n->normed = hti_take(a, rows * width, e);
     n->row_loss = hti_take(a, n->max_rows > seqs ? n->max_rows : seqs, wide);
-    if (c->task == HT_TASK_LANGUAGE) return;
+    if (hti_config_by_token(c)) return;
     n->pooled = n->first ? n->normed : hti_take(a, seqs * width, e);
     n->logits = hti_take(a, seqs * c->classes, e);
     for (int i = 0; i < 2; i++) {
@@ -48,9 +48,9 @@ static void kept_layout(hti_net *n, hti_arena *a) {
 static void work_layout(hti_net *n, hti_arena *a) {
     const ht_config *c = n->c;
     size_t e = hti_bytes(n->model->dtype);
-    int language = c->task == HT_TASK_LANGUAGE;
+    int by_token = hti_config_by_token(c);
     hti_loss_call loss = {.dtype = n->model->dtype,
-                          .rows = language ? n->max_rows : n->items,
+                          .rows = by_token ? n->max_rows : n->items,
                           .width = HTI_LAST,
                           .classes = HTI_LOGITS};
     hti_work_layout(&n->work, a, &n->layers, n->max_rows, n->backward);
@@ -61,7 +61,7 @@ static void work_layout(hti_net *n, hti_arena *a) {
     n->embed_scratch = hti_take(a, (int64_t)n->ctx->ops->embed_scratch(n->ctx, &embed), 1);
     n->dnormed = n->work.dh; /* used up by the final norm before any layer needs it */
     if (!n->first) n->normed = n->work.dwide; /* and so is this by the head */
-    if (language) return;
+    if (by_token) return;
     n->dpooled = hti_take(a, n->max_sequences * c->width, e);
     if (n->first) {
         n->work.first_ds = hti_take(a, n->max_sequences * c->width, e);
@@ -257,13 +257,13 @@ ht_status hti_net_create(hti_net *n, ht_model *model, const ht_config *config, v
     *n = (hti_net){.model = model, .ctx = model->ctx, .backward = grads != NULL};
     merge(&n->config, &model->config, config);
     n->c = &n->config;
-    n->fixed = n->c->pad || (n->ctx->ops->fixed_shapes && !hti_config_splits(n->c));
-    n->first = n->c->task != HT_TASK_LANGUAGE && n->c->pool <= HT_POOL_FIRST;
+    n->fixes = n->c->pad || (n->ctx->ops->fixed_shapes && !hti_config_splits(n->c));
+    n->first = !hti_config_by_token(n->c) && n->c->pool <= HT_POOL_FIRST;
     n->items = n->c->batch;
     n->max_length = hti_config_rows(n->c);
     n->max_sequences = hti_config_sequences(n->c);
     n->max_rows = n->max_sequences * n->max_length;
-    if (hti_config_splits(n->c) && !n->fixed) n->max_sequences = n->max_rows;
+    if (hti_config_splits(n->c) && !n->fixes) n->max_sequences = n->max_rows;
     ht_status status = create(n, grads);
     if (status != HT_OK) hti_net_destroy(n);
     return status;
@@ -289,7 +289,7 @@ ht_status hti_net_load(hti_net *n, const ht_batch *batch) {
     hti_batch_stage(n, batch);
     size_t rows = (size_t)n->rows.rows, seqs = (size_t)n->rows.sequences;
     TRY(ops->copy_in(n->ctx, n->tokens, n->tokens_host, rows * sizeof *n->tokens));
-    if (!n->placed) /* else they are what they were */
+    if (!n->placed || !n->fixed) /* else they are what they were */
         TRY(ops->copy_in(n->ctx, n->positions, n->positions_host, rows * sizeof *n->positions));
     n->placed = n->fixed;
     if (n->rows.mask) TRY(ops->copy_in(n->ctx, n->mask, n->mask_host, rows));

@@ -13,19 +13,20 @@
 #include "model/config.h"
 
 #define HTI_FEATURES ((c->task == HT_TASK_PAIRS ? 2 : 1) * c->width)
-#define HTI_LANGUAGE (c->task == HT_TASK_LANGUAGE)
-#define HTI_HEADED (!HTI_LANGUAGE && c->head_hidden > 0)
+#define HTI_BY_TOKEN (hti_config_by_token(c))
+#define HTI_HEADED (!HTI_BY_TOKEN && c->head_hidden > 0)
 /* what the last layer reads and how many logits it gives */
 #define HTI_LAST                                     \
-    (HTI_LANGUAGE               ? c->width           \
+    (HTI_BY_TOKEN               ? c->width           \
      : !HTI_HEADED              ? HTI_FEATURES       \
      : c->task == HT_TASK_PAIRS ? c->head_hidden / 2 \
                                 : c->head_hidden)
-#define HTI_LOGITS (HTI_LANGUAGE ? c->vocab : c->classes)
+#define HTI_LOGITS (HTI_BY_TOKEN ? c->vocab : c->classes)
 
 #define HTI_MODEL_PARAMS(X)                                                                     \
     X(embed, "embed.tokens.weight", c->vocab, c->width, EMBED, 0, 1)                            \
-    X(cls, "embed.cls", 0, c->width, ZERO, 0, hti_config_has_cls(c))                            \
+    X(cls, "embed.cls", 0, c->width, ZERO, 0, /* stands for hidden tokens, too */               \
+      hti_config_has_cls(c) || c->task == HT_TASK_DENOISE)                                      \
     X(learned, "embed.positions.weight", hti_config_rows(c), c->width, NORMAL02, 0, c->learned) \
     X(norm_scale, "norm.weight", 0, c->width, ONE, 0, 1)                                        \
     X(norm_shift, "norm.bias", 0, c->width, ZERO, 0, 1)                                         \
@@ -36,7 +37,7 @@
     X(head1_bias, "head.1.bias", 0, c->head_hidden / 2, ZERO, 0,                                \
       HTI_HEADED && c->task == HT_TASK_PAIRS)                                                   \
     X(output, "output.weight", HTI_LOGITS, HTI_LAST, LECUN, 1, !c->tied)                        \
-    X(output_bias, "output.bias", 0, HTI_LOGITS, ZERO, 0, !HTI_LANGUAGE)
+    X(output_bias, "output.bias", 0, HTI_LOGITS, ZERO, 0, !HTI_BY_TOKEN)
 
 typedef enum hti_init {
     HTI_INIT_ZERO,

@@ -15,7 +15,7 @@ double ht_model_flops(const ht_model *m) {
     double qkv = (double)(c->inner + 2 * HTI_KV) * (double)c->width;
     double rest = (double)(c->inner + 2 * c->hidden) * (double)c->width;
     double weights = (double)c->layers * (qkv + rest);
-    if (HTI_LANGUAGE)
+    if (HTI_BY_TOKEN)
         weights += (double)c->vocab * (double)c->width;
     else if (c->pool <= HT_POOL_FIRST)
         weights -= rest;

@@ -164,7 +164,7 @@ static ht_status evaluate(run *r, ht_report *out) {
 
 /* Larger is better: accuracy of classifiers, minus the loss of language models. */
 static int is_best(run *r, const ht_report *valid) {
-    double score = r->c->task == HT_TASK_LANGUAGE ? -valid->loss : valid->accuracy;
+    double score = hti_config_by_token(r->c) ? -valid->loss : valid->accuracy;
     if (!isfinite(score) || (r->t->has_best && score <= r->t->best)) return 0;
     r->t->best = score;
     r->t->has_best = 1;

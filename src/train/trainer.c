@@ -136,8 +136,9 @@ static ht_status run_update(ht_trainer *t) {
 static ht_status run(ht_trainer *t, int which, ht_status (*part)(ht_trainer *)) {
     const hti_ops *ops = t->ctx->ops;
     void **graph = &t->graph[which];
-    if (!ops->capture_begin || !t->net.fixed || !t->warm[which]) {
-        t->warm[which] = 1;
+    int same = which == HTI_UPDATE || t->net.fixed;
+    if (!ops->capture_begin || !same || !t->warm[which]) {
+        t->warm[which] |= same;
         return part(t);
     }
     if (!*graph) {
@@ -276,6 +277,8 @@ static ht_status read_losses(ht_trainer *t, float *out) {
 ht_status ht_trainer_predict(ht_trainer *t, const ht_batch *batch, float *out) {
     CHECK(t->ctx, out, HT_INVALID, "ht_trainer_predict: out is NULL");
     int language = t->config.task == HT_TASK_LANGUAGE;
+    CHECK(t->ctx, t->config.task != HT_TASK_DENOISE, HT_UNSUPPORTED,
+          "a model that denoises has no predictions to give; train a classifier from it");
     TRY(clear_out(t));
     TRY(hti_net_load(&t->net, batch));
     TRY(send(t, 1, 0));

@@ -159,6 +159,20 @@ static void test_resume(void **state) {
     program_expect(1, "nothing holds no run to go on with", "train --run nothing --resume");
 }
 
+/* First guess hidden tokens, then classify with those weights. */
+static void test_init(void **state) {
+    (void)state;
+    assert_int_equal(program_run("train --run guess --task denoise --steps 4 " LISTOPS)->code, 0);
+    assert_non_null(strstr(program_run("eval guess --items 32")->out, "hidden tokens"));
+    const program_result *r = program_run("train --run from --init guess --steps 2 " LISTOPS);
+    assert_int_equal(r->code, 0);
+    assert_non_null(strstr(r->out, " tensors from guess/"));
+    program_expect(1, "--init starts a run, --resume goes on",
+                   "train --run from --init guess --resume");
+    program_expect(1, "no tensor of the model's names",
+                   "train --run other --init guess --preset small-listops --train_items 20");
+}
+
 /* Sent while it trains, a signal ends it with a checkpoint; the run goes on from there. */
 static void test_signals(void **state) {
     static const int numbers[] = {SIGINT, SIGTERM};
@@ -240,6 +254,7 @@ int main(void) {
         cmocka_unit_test(test_log),
         cmocka_unit_test(test_language),
         cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_init),
         cmocka_unit_test(test_signals),
         cmocka_unit_test(test_faults),
     };

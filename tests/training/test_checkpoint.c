@@ -124,6 +124,37 @@ static void other_model(void **state) {
     drop(&b);
 }
 
+/* A classifier starts from a model that was trained to denoise: all but its own head. */
+static void other_task(void **state) {
+    (void)state;
+    pair a = make("{\"layers\":1,\"width\":16,\"heads\":2,\"vocab\":17,\"length\":20,\"batch\":4,"
+                  "\"task\":\"denoise\"}"),
+         b = make("{\"layers\":1,\"width\":16,\"heads\":2,\"vocab\":17,\"length\":20,\"batch\":4}"),
+         c = make("{\"layers\":1,\"width\":24,\"heads\":2,\"vocab\":17,\"length\":20,\"batch\":4}");
+    int64_t taken = 0;
+    OK(cpu, ht_model_save(a.model, path));
+    OK(cpu, ht_model_take(b.model, path, &taken));
+    assert_int_equal(taken, ht_model_tensors(b.model) - 2); /* output.weight, output.bias */
+    for (int64_t i = 0; i < ht_model_tensors(a.model); i++) {
+        ht_tensor_info of_a = HT_TENSOR_INFO_INIT, of_b = HT_TENSOR_INFO_INIT;
+        OK(cpu, ht_model_tensor(a.model, i, &of_a));
+        double x[17 * 64], y[17 * 64];
+        for (int64_t k = 0; k < ht_model_tensors(b.model); k++) {
+            OK(cpu, ht_model_tensor(b.model, k, &of_b));
+            if (strcmp(of_a.name, of_b.name) != 0 || strcmp(of_a.name, "output.weight") == 0)
+                continue;
+            OK(cpu, ht_model_read(a.model, i, x));
+            OK(cpu, ht_model_read(b.model, k, y));
+            assert_memory_equal(x, y, sizeof *x * (size_t)of_a.count);
+        }
+    }
+    REFUSED(cpu, ht_model_take(c.model, path, &taken), HT_FORMAT, "no tensor of the model's names");
+    REFUSED(cpu, ht_model_take(c.model, "/nowhere", &taken), HT_IO, "/nowhere");
+    drop(&a);
+    drop(&b);
+    drop(&c);
+}
+
 /* ---- the Python package reads ours and we read its ---- */
 
 static void python(void **state) {
@@ -321,6 +352,7 @@ int main(void) {
         cmocka_unit_test_prestate(trainer_round_trip, plain),
         cmocka_unit_test_prestate(trainer_round_trip, wide),
         cmocka_unit_test(other_model),
+        cmocka_unit_test(other_task),
         cmocka_unit_test(python),
         cmocka_unit_test(damaged),
         cmocka_unit_test(foreign),

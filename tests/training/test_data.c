@@ -330,6 +330,50 @@ static void drawing(void **state) {
     ht_data_close(again);
 }
 
+/* Task denoise: runs of neighbours are targets, in the asked share, otherwise in every drawing. */
+static void hiding(void **state) {
+    (void)state;
+    enum { ITEMS = 40, LENGTH = 500, RUN = 5 };
+    char *file = calloc(ITEMS * (LENGTH + 4), 1), *at = file;
+    for (int i = 0; i < ITEMS; i++) {
+        at += sprintf(at, "%d\t", i % 2);
+        for (int k = 0; k < LENGTH; k++) *at++ = (char)('a' + (i + k) % 26);
+        *at++ = '\n';
+    }
+    training_write(path, file, (size_t)(at - file));
+    free(file);
+    ht_config config = training_config(
+        cpu, "{\"task\":\"denoise\",\"length\":500,\"batch\":40,\"hide\":0.25,\"hide_run\":5}");
+    ht_data *data;
+    ht_batch b = HT_BATCH_INIT;
+    OK(cpu, open_as(&data, &config, path, HT_PART_TRAIN, 0));
+    int32_t *first = malloc(sizeof *first * ITEMS * LENGTH);
+    for (int round = 0; round < 2; round++) {
+        int hidden = 0, edges = 0;
+        OK(cpu, ht_data_draw(data, &b));
+        for (int i = 0; i < ITEMS * LENGTH; i++) {
+            assert_true(b.targets[i] == -1 || b.targets[i] == b.tokens[i]);
+            hidden += b.targets[i] >= 0;
+            edges += i > 0 && (b.targets[i] >= 0) != (b.targets[i - 1] >= 0);
+        }
+        /* 4,000 runs, a quarter of them hidden: five deviations of the binomial are 137 */
+        assert_in_range(hidden / RUN, 1000 - 137, 1000 + 137);
+        assert_true(edges < 2 * hidden / RUN + 2 * ITEMS);
+        if (round)
+            assert_memory_not_equal(first, b.targets, sizeof *first * ITEMS * LENGTH);
+        else
+            memcpy(first, b.targets, sizeof *first * ITEMS * LENGTH);
+    }
+    OK(cpu, ht_data_seek(data, 0));
+    OK(cpu, ht_data_draw(data, &b));
+    assert_memory_equal(first, b.targets, sizeof *first * ITEMS * LENGTH);
+    free(first);
+    ht_data_close(data);
+    config.hide = 0;
+    REFUSED(cpu, ht_config_check(cpu, &config), HT_INVALID,
+            "hide must be above 0 and below 1, got 0");
+}
+
 /* ---- configurations ---- */
 
 static void configs(void **state) {
@@ -360,7 +404,7 @@ static void configs(void **state) {
         {"{\"heads\":3}", "heads must divide inner: 3 does not divide 256"},
         {"{\"block\":7}", "block must be even, got 7"},
         {"{\"task\":\"language\",\"query\":\"mean\"}", "would see the future"},
-        {"{\"tied\":1}", "tied is for language models"},
+        {"{\"tied\":1}", "tied is for models that predict tokens"},
         {"{\"task\":\"pairs\"}", "pairs have no cls vector"},
         {"{\"dropout\":1}", "dropout must be below 1"},
         {"{\"batch\":1048576,\"length\":1000000}", "more than 2^31 rows"},
@@ -390,7 +434,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(listops),    cmocka_unit_test(expressions), cmocka_unit_test(tsv),
         cmocka_unit_test(tsv_faults), cmocka_unit_test(ten_million), cmocka_unit_test(text),
-        cmocka_unit_test(drawing),    cmocka_unit_test(configs),
+        cmocka_unit_test(drawing),    cmocka_unit_test(hiding),      cmocka_unit_test(configs),
     };
     return cmocka_run_group_tests_name("data", tests, open_all, close_all);
 }

@@ -67,6 +67,7 @@ static void counts(void **state) {
     "\"length\":21,\"block\":4,\"batch\":3,\"head_hidden\":8,\"embed_std\":0.7,"
 #define PAIRS SMALL "\"task\":\"pairs\",\"pool\":\"first\","
 #define LANGUAGE SMALL "\"task\":\"language\","
+#define DENOISE SMALL "\"task\":\"denoise\","
 #define DROP "\"dropout\":0.2,\"attention_dropout\":0.15,"
 
 static const char *const models[] = {
@@ -95,6 +96,9 @@ static const char *const models[] = {
     "{" LANGUAGE
     "\"attention\":\"local\",\"rotary\":\"level0\",\"tied\":1,\"sinusoidal\":0,\"pad\":1}",
     "{" LANGUAGE "\"sinusoidal\":0,\"kv_heads\":1,\"projection_bias\":1}",
+    "{" DENOISE "\"pool\":\"cls\",\"rotary\":\"all\"}",
+    "{" DENOISE DROP "\"pool\":\"mean\",\"query\":\"fine\",\"tied\":1}",
+    "{" DENOISE "\"pool\":\"mean\",\"attention\":\"local\",\"learned\":1,\"pad\":1}",
 };
 enum { MODELS = sizeof models / sizeof *models };
 
@@ -254,12 +258,39 @@ static void same_either_way(void **state) {
     }
 }
 
+/* What is to be guessed is not seen: with another token in its place nothing changes but by its
+ * target. */
+static void hidden(void **state) {
+    (void)state;
+    setup *s = make("{" DENOISE "\"pool\":\"cls\"}");
+    double before = loss_of(s);
+    int changed = 0;
+    for (int64_t i = 0; i < s->batch.cu_seqlens[s->config.batch]; i++) {
+        if (s->batch.targets[i] < 0) continue;
+        s->batch.tokens[i] = 1 + s->batch.tokens[i] % (int32_t)(s->config.vocab - 1);
+        changed++;
+    }
+    assert_true(changed > 3);
+    assert_true(loss_of(s) == before);
+    for (int64_t i = 0; i < s->batch.cu_seqlens[s->config.batch]; i++)
+        if (s->batch.targets[i] < 0 && s->batch.tokens[i] > 0) {
+            s->batch.tokens[i] = 1 + s->batch.tokens[i] % (int32_t)(s->config.vocab - 1);
+            break;
+        }
+    assert_true(loss_of(s) != before); /* the others are seen */
+    float out[64];
+    REFUSED(ref, ht_trainer_predict(s->trainer, &s->batch.batch, out), HT_UNSUPPORTED,
+            "a model that denoises has no predictions");
+    drop(s);
+}
+
 int main(void) {
     enum { MOST = 3 * MODELS + 8 };
     static char names[MOST][32];
     struct CMUnitTest tests[MOST];
     int n = 0;
     tests[n++] = (struct CMUnitTest){"counts", counts, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"hidden", hidden, NULL, NULL, NULL};
     for (int i = 0; i < MODELS; i++) {
         static const struct {
             const char *name;

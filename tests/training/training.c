@@ -64,7 +64,8 @@ double training_random(uint32_t *state) {
 }
 
 void training_batch(random_batch *out, const ht_config *c, uint32_t seed) {
-    int language = c->task == HT_TASK_LANGUAGE, pairs = c->task == HT_TASK_PAIRS;
+    int denoise = c->task == HT_TASK_DENOISE, pairs = c->task == HT_TASK_PAIRS;
+    int by_token = c->task == HT_TASK_LANGUAGE || denoise;
     uint32_t state = seed * 2654435761u + 12345u;
     int64_t sequences = c->batch * (pairs ? 2 : 1), at = 0;
     out->cu_seqlens[0] = 0;
@@ -74,15 +75,16 @@ void training_batch(random_batch *out, const ht_config *c, uint32_t seed) {
             int zero = training_random(&state) < 0.1; /* some tokens are masked out */
             out->tokens[at] =
                 zero ? 0 : 1 + (int32_t)(training_random(&state) * (double)(c->vocab - 1));
-            if (language)
-                out->targets[at] =
-                    zero ? -1 : (int32_t)(training_random(&state) * (double)c->vocab);
+            if (!by_token) continue;
+            double draw = training_random(&state);
+            out->targets[at] = zero ? -1 : (int32_t)(draw * (double)c->vocab);
+            if (denoise) out->targets[at] = zero || draw > 0.4 ? -1 : out->tokens[at];
         }
         out->cu_seqlens[i + 1] = (int32_t)at;
     }
-    for (int64_t i = 0; i < c->batch && !language; i++)
+    for (int64_t i = 0; i < c->batch && !by_token; i++)
         out->targets[i] = (int32_t)(training_random(&state) * (double)c->classes);
-    if (language) out->targets[0] = 1; /* at least one counts */
+    if (by_token) out->targets[0] = 1; /* at least one counts */
     out->batch = (ht_batch)HT_BATCH_INIT;
     out->batch.sequences = sequences;
     out->batch.tokens = out->tokens;
