@@ -9,6 +9,7 @@
 #   KINDS       attention kinds, "hierarchical local"; also full
 #   SEED        1
 #   STEPS, BATCH, ARGS   instead of the preset's; ARGS are more flags of train: "--block 32"
+#   PRETRAIN    steps of guessing hidden tokens of the training set before, 0; PRETRAIN_ARGS: flags
 #   IMDB, CIFAR10, AAN   folders of the official files, or of those that data import writes
 #   LISTOPS, PATHFINDER, PATHX   likewise; without them these sets are made
 #   ITEMS       made sets: items to train on, an eighth each for validation and test
@@ -23,6 +24,7 @@ cd "$(dirname "$0")/.."
 HT=${HT:-build/htransformer}
 SET=${SET:-lra}
 KINDS=${KINDS:-hierarchical local}
+PRETRAIN=${PRETRAIN:-0}
 SEED=${SEED:-1}
 FRESH=${FRESH:-20000}
 DATA=${DATA:-data/lra}
@@ -124,14 +126,32 @@ evaluate() {
         --items "${TEST_ITEMS:-0}" "$@"
 }
 
+# pretrain RUN TASK KIND: the weights in RUN/guess; the labels are not looked at
+pretrain() {
+    if [ -f "$1/guess/done" ]; then return; fi
+    mkdir -p "$1"
+    # shellcheck disable=SC2086 # flags are words
+    if [ -f "$1/guess/config.json" ]; then
+        "$HT" train --run "$1/guess" --device "$HT_DEVICE" --resume
+    else
+        "$HT" train --run "$1/guess" --device "$HT_DEVICE" --preset "$SET/$2" --attention "$3" \
+            --seed "$SEED" --data "$train" ${valid:+--valid "$valid"} ${ARGS:-} --task denoise \
+            --steps "$PRETRAIN" ${PRETRAIN_ARGS:-}
+    fi
+    touch "$1/guess/done"
+}
+
 # one TASK KIND: trains, evaluates, writes the line
 one() {
     run=$RUNS/$SET-$1-$2-$SEED${STEPS:+-$STEPS}$(printf %s "${ARGS:-}" | tr -cs '[:alnum:].' _)
+    if [ "$PRETRAIN" -gt 0 ]; then run=$run-guess$PRETRAIN; fi
     if [ -f "$run/done" ]; then
         echo "== $run is done; remove the folder to run it again"
         return
     fi
     mkdir -p "$RUNS" "$(dirname "$RESULTS")/logs"
+    begin=$(date +%s)
+    if [ "$PRETRAIN" -gt 0 ]; then pretrain "$run" "$1" "$2"; fi
     set -- "$1" "$2" --run "$run" --device "$HT_DEVICE"
     task=$1 kind=$2
     shift 2
@@ -144,9 +164,9 @@ one() {
         if [ -n "${BATCH:-}" ]; then set -- "$@" --batch "$BATCH"; fi
         # shellcheck disable=SC2086 # flags are words
         set -- "$@" ${ARGS:-}
+        if [ "$PRETRAIN" -gt 0 ]; then set -- "$@" --init "$run/guess"; fi
     fi
     echo "== $SET/$task, $kind attention, seed $SEED, on $HT_DEVICE"
-    begin=$(date +%s)
     if [ -n "${LIMIT:-}" ]; then
         timeout -s TERM "$LIMIT" "$HT" train "$@" || [ $? -eq 124 ] # train saves and leaves
     else
@@ -183,6 +203,9 @@ one() {
             "$(word query <"$run/config.json")"
         printf '"seed": %s, "steps": %s, "batch": %s, "args": "%s", ' "$SEED" \
             "$(number steps <"$run/config.json")" "$(number batch <"$run/config.json")" "${ARGS:-}"
+        if [ "$PRETRAIN" -gt 0 ]; then
+            printf '"pretrain": %s, "pretrain_args": "%s", ' "$PRETRAIN" "${PRETRAIN_ARGS:-}"
+        fi
         printf '"commit": "%s", "device": "%s", "date": "%s", "seconds": %s, "weights": "best", ' \
             "$commit" "$HT_DEVICE" "$(date -u +%Y-%m-%d)" "$seconds"
         printf '"valid_items": %s, "valid_accuracy": %s, "valid_error": %s, ' \

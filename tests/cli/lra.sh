@@ -55,6 +55,13 @@ STEPS=600 KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
     fail "the run did not go on"
 }
 [ "$(wc -l <"$RESULTS")" -eq 7 ] || fail "the run that went on left no line"
+# hidden tokens first
+PRETRAIN=2 KINDS=local "$2/scripts/lra.sh" text >"$folder/out" 2>&1 || {
+    cat "$folder/out"
+    fail "the call with PRETRAIN failed"
+}
+grep -q '"pretrain": 2,' "$RESULTS" || fail "the line does not tell of PRETRAIN"
+grep -q "tensors from $RUNS" "$folder/out" || fail "the weights were not taken over"
 if "$2/scripts/lra.sh" chess >"$folder/out" 2>&1; then fail "chess is no task"; fi
 grep -q "there is no task 'chess'" "$folder/out" || fail "it does not say which task there is not"
 echo passed
