@@ -308,6 +308,7 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(INT, projection_bias, 0, 0, 1, "biases in the attention's projections")                      \
     X(INT, tied, 0, 0, 1, "language, denoise: the output uses the embedding table")                \
     X(INT, head_hidden, 0, 0, 262144, "hidden size of the classifier's head; 0: one layer")        \
+    X(INT, pair_features, 2, 2, 4, "pairs: 2: both vectors; 4: product and distance, too")         \
     X(INT, mask_zero, 1, 0, 1, "token 0 takes no part in attention (not in language models)")      \
     X(REAL, hide, 0.3, 0, 1, "denoise: share of the tokens that are hidden and guessed")           \
     X(INT, hide_run, 1, 1, 65536, "denoise: neighbours that are hidden together")                  \

@@ -214,6 +214,17 @@ typedef struct hti_pool_call {
     void *dx;
 } hti_pool_call;
 
+/* Features of pairs (a, b) that a linear layer cannot make itself: out = a, b, a b, |a - b|.
+ * backward sets dx. */
+typedef struct hti_match_call {
+    ht_dtype dtype;
+    int64_t items, width;
+    const void *x; /* [items, 2, width] */
+    void *out;     /* [items, 4, width] */
+    const void *dout;
+    void *dx;
+} hti_match_call;
+
 /* Softmax cross-entropy of logits x W^T + bias, forward and (if dx) backward in one go, some rows
  * at a time: the logits of all rows are never stored. Targets < 0 do not count. Adds to
  * step->out.loss, correct, targets. Gradients are those of step->in.loss_scale * loss. */
@@ -293,6 +304,8 @@ typedef struct hti_ops {
     ht_status (*rotary)(ht_context *ctx, const hti_rotary_call *call);
     ht_status (*pool_forward)(ht_context *ctx, const hti_pool_call *call);
     ht_status (*pool_backward)(ht_context *ctx, const hti_pool_call *call);
+    ht_status (*match_forward)(ht_context *ctx, const hti_match_call *call);
+    ht_status (*match_backward)(ht_context *ctx, const hti_match_call *call);
     size_t (*loss_scratch)(const ht_context *ctx, const hti_loss_call *call);
     ht_status (*loss)(ht_context *ctx, const hti_loss_call *call);
     ht_status (*square)(ht_context *ctx, ht_dtype dtype, hti_step *step, const void *g,

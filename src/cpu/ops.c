@@ -30,6 +30,8 @@ ENTRY(norm_backward, norm_call)
 ENTRY(rotary, rotary_call)
 ENTRY(pool_forward, pool_call)
 ENTRY(pool_backward, pool_call)
+ENTRY(match_forward, match_call)
+ENTRY(match_backward, match_call)
 ENTRY(adamw, adamw_call)
 
 size_t hti_cpu_embed_scratch(const ht_context *ctx, const hti_embed_call *call) {

@@ -19,6 +19,8 @@ typedef struct hti_model_kernels {
     void (*rotary)(ht_context *, const hti_rotary_call *);
     void (*pool_forward)(ht_context *, const hti_pool_call *);
     void (*pool_backward)(ht_context *, const hti_pool_call *);
+    void (*match_forward)(ht_context *, const hti_match_call *);
+    void (*match_backward)(ht_context *, const hti_match_call *);
     /* logits [rows, classes] of rows first ... become their gradients (if call->dx); adds up the
      * losses */
     void (*loss_rows)(ht_context *, const hti_loss_call *, void *logits, int64_t first,
@@ -52,6 +54,8 @@ ht_status hti_cpu_linear_backward(ht_context *ctx, const hti_linear_call *call);
 ht_status hti_cpu_rotary(ht_context *ctx, const hti_rotary_call *call);
 ht_status hti_cpu_pool_forward(ht_context *ctx, const hti_pool_call *call);
 ht_status hti_cpu_pool_backward(ht_context *ctx, const hti_pool_call *call);
+ht_status hti_cpu_match_forward(ht_context *ctx, const hti_match_call *call);
+ht_status hti_cpu_match_backward(ht_context *ctx, const hti_match_call *call);
 size_t hti_cpu_loss_scratch(const ht_context *ctx, const hti_loss_call *call);
 ht_status hti_cpu_loss(ht_context *ctx, const hti_loss_call *call);
 ht_status hti_cpu_square(ht_context *ctx, ht_dtype dtype, hti_step *step, const void *g,
@@ -67,6 +71,7 @@ ht_status hti_cpu_round(ht_context *ctx, ht_dtype dtype, void *w, const void *p,
     .norm_backward = hti_cpu_norm_backward, .norm_scratch = hti_cpu_norm_scratch,         \
     .linear_forward = hti_cpu_linear_forward, .linear_backward = hti_cpu_linear_backward, \
     .rotary = hti_cpu_rotary, .pool_forward = hti_cpu_pool_forward,                       \
+    .match_forward = hti_cpu_match_forward, .match_backward = hti_cpu_match_backward,     \
     .pool_backward = hti_cpu_pool_backward, .loss_scratch = hti_cpu_loss_scratch,         \
     .loss = hti_cpu_loss, .square = hti_cpu_square, .adamw = hti_cpu_adamw, .round = hti_cpu_round
 

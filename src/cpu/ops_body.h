@@ -286,6 +286,36 @@ static void FN(pool_backward)(ht_context *ctx, const hti_pool_call *a) {
     }
 }
 
+/* ---- pairs ---- */
+
+static void FN(match_forward)(ht_context *ctx, const hti_match_call *m) {
+    int64_t w = m->width;
+    ROWS(m->items * w) for (int64_t i = 0; i < m->items; i++) {
+        const real *a = (const real *)m->x + 2 * i * w, *b = a + w;
+        real *out = (real *)m->out + 4 * i * w;
+        SIMD for (int64_t c = 0; c < w; c++) {
+            real apart = a[c] - b[c];
+            out[c] = a[c], out[w + c] = b[c];
+            out[2 * w + c] = a[c] * b[c];
+            out[3 * w + c] = apart < 0 ? -apart : apart;
+        }
+    }
+}
+
+static void FN(match_backward)(ht_context *ctx, const hti_match_call *m) {
+    int64_t w = m->width;
+    ROWS(m->items * w) for (int64_t i = 0; i < m->items; i++) {
+        const real *a = (const real *)m->x + 2 * i * w, *b = a + w;
+        const real *d = (const real *)m->dout + 4 * i * w;
+        real *da = (real *)m->dx + 2 * i * w, *db = da + w;
+        SIMD for (int64_t c = 0; c < w; c++) {
+            real far = d[3 * w + c], turn = a[c] > b[c] ? far : a[c] < b[c] ? -far : 0;
+            da[c] = d[c] + d[2 * w + c] * b[c] + turn;
+            db[c] = d[w + c] + d[2 * w + c] * a[c] - turn;
+        }
+    }
+}
+
 /* ---- softmax cross-entropy ---- */
 
 /* Loss of one row; its logits become softmax - onehot, scaled. *hit: the target has the largest
@@ -408,7 +438,8 @@ static void FN(gemm)(ht_context *ctx, const hti_gemm *g) {
 }
 
 const hti_model_kernels MODEL_KERNELS = {
-    FN(embed_forward), FN(embed_backward), FN(norm_forward), FN(norm_backward), FN(activate),
-    FN(activate_back), FN(column_sums),    FN(rotary),       FN(pool_forward),  FN(pool_backward),
-    FN(loss_rows),     FN(square),         FN(adamw),        FN(gemm),
+    FN(embed_forward), FN(embed_backward), FN(norm_forward),  FN(norm_backward),
+    FN(activate),      FN(activate_back),  FN(column_sums),   FN(rotary),
+    FN(pool_forward),  FN(pool_backward),  FN(match_forward), FN(match_backward),
+    FN(loss_rows),     FN(square),         FN(adamw),         FN(gemm),
 };

@@ -107,6 +107,7 @@ void hti_cuda_model_entries(hti_ops *o) {
     o->linear_forward = hti_cuda_linear_forward, o->linear_backward = hti_cuda_linear_backward;
     o->rotary = hti_cuda_rotary;
     o->pool_forward = hti_cuda_pool_forward, o->pool_backward = hti_cuda_pool_backward;
+    o->match_forward = hti_cuda_match_forward, o->match_backward = hti_cuda_match_backward;
     o->loss_scratch = hti_cuda_loss_scratch, o->loss = hti_cuda_loss;
     o->square = hti_cuda_square, o->adamw = hti_cuda_adamw, o->round = hti_cuda_round;
     o->capture_begin = capture_begin, o->capture_end = capture_end;

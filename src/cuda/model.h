@@ -92,6 +92,8 @@ ht_status hti_cuda_linear_backward(ht_context *ctx, const hti_linear_call *call)
 ht_status hti_cuda_rotary(ht_context *ctx, const hti_rotary_call *call);
 ht_status hti_cuda_pool_forward(ht_context *ctx, const hti_pool_call *call);
 ht_status hti_cuda_pool_backward(ht_context *ctx, const hti_pool_call *call);
+ht_status hti_cuda_match_forward(ht_context *ctx, const hti_match_call *call);
+ht_status hti_cuda_match_backward(ht_context *ctx, const hti_match_call *call);
 size_t hti_cuda_loss_scratch(const ht_context *ctx, const hti_loss_call *call);
 ht_status hti_cuda_loss(ht_context *ctx, const hti_loss_call *call);
 ht_status hti_cuda_square(ht_context *ctx, ht_dtype dtype, hti_step *step, const void *g,

@@ -1,5 +1,5 @@
 /*
- * Pooling of sequences, and rotary positions.
+ * Pooling of sequences, features of pairs, and rotary positions.
  */
 #include "cuda/model.h"
 
@@ -160,6 +160,45 @@ ht_status hti_cuda_pool_backward(ht_context *ctx, const hti_pool_call *c) {
                                "pooling", dim3((unsigned)c->sequences), THREADS, 0, a);
     int wide = hti_wide_rows(c->width, hti_bytes(c->dtype), c->dx, c->dout);
     return HTI_BY_TYPE(run_mean_back, c->dtype, wide, ctx, a);
+}
+
+/* ---- pairs ---- */
+
+template <typename T> static __global__ void match_rows(const hti_match_call m) {
+    int64_t w = m.width, i = blockIdx.x;
+    const T *a = (const T *)m.x + 2 * i * w, *b = a + w;
+    T *out = (T *)m.out + 4 * i * w;
+    for (int64_t c = threadIdx.x; c < w; c += THREADS) {
+        float p = (float)a[c], q = (float)b[c];
+        out[c] = a[c], out[w + c] = b[c];
+        out[2 * w + c] = T(p * q), out[3 * w + c] = T(fabsf(p - q));
+    }
+}
+
+template <typename T> static __global__ void match_back(const hti_match_call m) {
+    int64_t w = m.width, i = blockIdx.x;
+    const T *a = (const T *)m.x + 2 * i * w, *b = a + w, *d = (const T *)m.dout + 4 * i * w;
+    T *da = (T *)m.dx + 2 * i * w, *db = da + w;
+    for (int64_t c = threadIdx.x; c < w; c += THREADS) {
+        float p = (float)a[c], q = (float)b[c], both = (float)d[2 * w + c];
+        float far = (float)d[3 * w + c], turn = p > q ? far : p < q ? -far : 0;
+        da[c] = T((float)d[c] + both * q + turn);
+        db[c] = T((float)d[w + c] + both * p - turn);
+    }
+}
+
+ht_status hti_cuda_match_forward(ht_context *ctx, const hti_match_call *c) {
+    hti_cuda_scope scope(ctx);
+    if (c->items == 0) return HT_OK;
+    return hti_cuda_launch(ctx, c->dtype == HT_BF16 ? match_rows<bf16> : match_rows<float>,
+                           "comparing pairs", dim3((unsigned)c->items), THREADS, 0, *c);
+}
+
+ht_status hti_cuda_match_backward(ht_context *ctx, const hti_match_call *c) {
+    hti_cuda_scope scope(ctx);
+    if (c->items == 0) return HT_OK;
+    return hti_cuda_launch(ctx, c->dtype == HT_BF16 ? match_back<bf16> : match_back<float>,
+                           "comparing pairs", dim3((unsigned)c->items), THREADS, 0, *c);
 }
 
 /* ---- rotary positions ---- */

@@ -335,6 +335,8 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
           "pairs have no cls vector: pool must be first, mean or mean_all");
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->head_hidden % 2 == 0, HT_INVALID,
           "pairs need an even head_hidden, got %lld", (long long)c->head_hidden);
+    CHECK(ctx, c->task != HT_TASK_PAIRS || c->pair_features != 3, HT_INVALID,
+          "pair_features must be 2 or 4, got 3");
     CHECK(ctx, c->listops_min + 1 < c->listops_max, HT_INVALID,
           "listops_max must be at least listops_min + 2, got %lld and %lld",
           (long long)c->listops_max, (long long)c->listops_min);

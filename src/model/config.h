@@ -29,6 +29,10 @@ static inline int64_t hti_config_sequences(const ht_config *c) {
     return c->batch * (c->task == HT_TASK_PAIRS ? 2 : 1);
 }
 
+static inline int hti_config_matches(const ht_config *c) {
+    return c->task == HT_TASK_PAIRS && c->pair_features == 4;
+}
+
 /* Are windows of a text split into sequences where a document ends? */
 static inline int hti_config_splits(const ht_config *c) {
     return c->task == HT_TASK_LANGUAGE && !c->across;

@@ -43,12 +43,23 @@ static hti_pool_call pool_call(const hti_net *n) {
     return p;
 }
 
+static hti_match_call match_call(const hti_net *n) {
+    return (hti_match_call){.dtype = n->model->dtype,
+                            .items = n->target_rows,
+                            .width = n->c->width,
+                            .x = n->pooled,
+                            .out = n->matched,
+                            .dout = n->dmatched,
+                            .dx = n->dpooled};
+}
+static void *features(const hti_net *n) { return n->matched ? n->matched : n->pooled; }
+static void *features_gradient(const hti_net *n) { return n->matched ? n->dmatched : n->dpooled; }
+
 static int head_layers(const ht_config *c) {
     return !HTI_HEADED ? 0 : c->task == HT_TASK_PAIRS ? 2 : 1;
 }
 
-/* Hidden layer i of the head; grads NULL in forward. Pooled rows of a pair lie side by side: 2
- * width columns. */
+/* Hidden layer i of the head; grads NULL in forward. Pooled rows of a pair lie side by side. */
 static hti_linear_call head_call(const hti_net *n, int i, const void *grads) {
     const ht_config *c = n->c;
     const ht_model *m = n->model;
@@ -59,13 +70,13 @@ static hti_linear_call head_call(const hti_net *n, int i, const void *grads) {
                          .rows = n->target_rows,
                          .in = sizes[i],
                          .out = sizes[i + 1],
-                         .x = i ? n->head_act[0] : n->pooled,
+                         .x = i ? n->head_act[0] : features(n),
                          .w = hti_weight(m, i ? at->head1 : at->head0),
                          .bias = hti_weight(m, i ? at->head1_bias : at->head0_bias),
                          .pre = n->head_pre[i],
                          .y = n->head_act[i],
                          .dy = n->dhead[i],
-                         .dx = i ? n->dhead[0] : n->dpooled,
+                         .dx = i ? n->dhead[0] : features_gradient(n),
                          .dw = hti_wide(grads, m->dtype, i ? at->head1 : at->head0),
                          .dbias = hti_wide(grads, m->dtype, i ? at->head1_bias : at->head0_bias)};
     return a;
@@ -75,12 +86,12 @@ static hti_linear_call head_call(const hti_net *n, int i, const void *grads) {
 static void *last_input(const hti_net *n) {
     int layers = head_layers(n->c);
     if (hti_config_by_token(n->c)) return n->normed;
-    return layers ? n->head_act[layers - 1] : n->pooled;
+    return layers ? n->head_act[layers - 1] : features(n);
 }
 static void *last_gradient(const hti_net *n) {
     int layers = head_layers(n->c);
     if (hti_config_by_token(n->c)) return n->dnormed;
-    return layers ? n->dhead[layers - 1] : n->dpooled;
+    return layers ? n->dhead[layers - 1] : features_gradient(n);
 }
 
 static int64_t output_at(const ht_model *m) {
@@ -126,6 +137,8 @@ ht_status hti_net_forward(hti_net *n, int train) {
     if (hti_config_by_token(n->c)) return HT_OK;
     hti_pool_call pool = pool_call(n);
     if (!n->first) TRY(ops->pool_forward(n->ctx, &pool));
+    hti_match_call match = match_call(n);
+    if (n->matched) TRY(ops->match_forward(n->ctx, &match));
     for (int i = 0; i < head_layers(n->c); i++) {
         hti_linear_call head = head_call(n, i, NULL);
         TRY(ops->linear_forward(n->ctx, &head));
@@ -184,6 +197,8 @@ static ht_status head_backward(hti_net *n, void *grads) {
         hti_linear_call head = head_call(n, i, grads);
         TRY(ops->linear_backward(n->ctx, &head));
     }
+    hti_match_call match = match_call(n);
+    if (n->matched) TRY(ops->match_backward(n->ctx, &match));
     if (n->first) return HT_OK;
     hti_pool_call pool = pool_call(n);
     return ops->pool_backward(n->ctx, &pool);

@@ -28,10 +28,11 @@ typedef struct hti_net {
 
     hti_kept *kept; /* [c->layers] */
     hti_work work;
-    void *embedded;                     /* [rows, width] */
-    void *last, *last_stats, *normed;   /* [rows, width], [rows, 2], [rows, width] the final norm */
-    void *pooled;                       /* [sequences, width] */
-    void *head_pre[2], *head_act[2];    /* [items, hidden sizes of the head] */
+    void *embedded;                   /* [rows, width] */
+    void *last, *last_stats, *normed; /* [rows, width], [rows, 2], [rows, width] the final norm */
+    void *pooled;                     /* [sequences, width] */
+    void *matched, *dmatched;         /* [items, 4, width] and its gradient; NULL: pooled serves */
+    void *head_pre[2], *head_act[2];  /* [items, hidden sizes of the head] */
     void *dnormed, *dpooled, *dhead[2]; /* gradients of normed (rows x width) and of the above */
     void *loss_scratch, *embed_scratch, *row_loss, *logits;
 

@@ -38,6 +38,7 @@ static void kept_layout(hti_net *n, hti_arena *a) {
     n->row_loss = hti_take(a, n->max_rows > seqs ? n->max_rows : seqs, wide);
     if (hti_config_by_token(c)) return;
     n->pooled = n->first ? n->normed : hti_take(a, seqs * width, e);
+    n->matched = hti_config_matches(c) ? hti_take(a, n->items * HTI_FEATURES, e) : NULL;
     n->logits = hti_take(a, seqs * c->classes, e);
     for (int i = 0; i < 2; i++) {
         n->head_act[i] = hti_take(a, seqs * c->head_hidden, e);
@@ -63,6 +64,7 @@ static void work_layout(hti_net *n, hti_arena *a) {
     if (!n->first) n->normed = n->work.dwide; /* and so is this by the head */
     if (by_token) return;
     n->dpooled = hti_take(a, n->max_sequences * c->width, e);
+    n->dmatched = n->matched ? hti_take(a, n->items * HTI_FEATURES, e) : NULL;
     if (n->first) {
         n->work.first_ds = hti_take(a, n->max_sequences * c->width, e);
         n->work.first_dy =

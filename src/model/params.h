@@ -12,7 +12,7 @@
 #include "layer/layer.h"
 #include "model/config.h"
 
-#define HTI_FEATURES ((c->task == HT_TASK_PAIRS ? 2 : 1) * c->width)
+#define HTI_FEATURES ((c->task == HT_TASK_PAIRS ? c->pair_features : 1) * c->width)
 #define HTI_BY_TOKEN (hti_config_by_token(c))
 #define HTI_HEADED (!HTI_BY_TOKEN && c->head_hidden > 0)
 /* what the last layer reads and how many logits it gives */

@@ -90,6 +90,8 @@ static const char *const models[] = {
     "{" PAIRS "\"query\":\"mean\"}",
     "{" PAIRS DROP "\"pool\":\"mean\",\"attention\":\"full\",\"learned\":1}",
     "{" PAIRS "\"pool\":\"mean_all\",\"head_hidden\":0,\"pad\":1}",
+    "{" PAIRS "\"pool\":\"mean\",\"pair_features\":4}",
+    "{" PAIRS DROP "\"pair_features\":4,\"head_hidden\":0}",
     "{" LANGUAGE "\"query\":\"first\"}",
     "{" LANGUAGE DROP "\"query\":\"fine\",\"tied\":1,\"relative_bias\":1}",
     "{" LANGUAGE "\"attention\":\"full\",\"rotary\":\"all\",\"learned\":1,\"recompute\":1}",

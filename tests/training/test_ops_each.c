@@ -261,6 +261,16 @@ static void run_mean_all(bank *b, int64_t rows, int64_t width) {
     run_pool(b, rows, width, HTI_POOL_ALL);
 }
 
+static void run_match(bank *b, int64_t rows, int64_t width) {
+    hti_match_call a = {.dtype = b->dtype, .items = rows, .width = width};
+    a.x = noise(b, 2 * rows * width, 1, 0), a.out = noise(b, 4 * rows * width, 2, 0);
+    a.dout = noise(b, 4 * rows * width, 3, 0), a.dx = noise(b, 2 * rows * width, 4, 0);
+    OK(b->ctx, b->ctx->ops->match_forward(b->ctx, &a));
+    OK(b->ctx, b->ctx->ops->match_backward(b->ctx, &a));
+    collect(b, a.out, 4 * rows * width, 0);
+    collect(b, a.dx, 2 * rows * width, 0);
+}
+
 static void run_optimiser(bank *b, int64_t rows, int64_t width) {
     int64_t n = rows * width;
     hti_step step = {
@@ -332,12 +342,12 @@ static void check(const char *name, ht_context *ctx, op_run run, int64_t rows, i
 static const struct {
     const char *name;
     op_run run;
-} ops[] = {{"norm", run_norm},          {"linear", run_plain},
-           {"gelu", run_gelu},          {"gelu, dropout", run_gelu_drop},
-           {"relu", run_relu},          {"embedding", run_embed},
-           {"rotary", run_rotary},      {"first rows", run_first},
-           {"mean", run_mean},          {"mean of all", run_mean_all},
-           {"optimiser", run_optimiser}};
+} ops[] = {{"norm", run_norm},     {"linear", run_plain},
+           {"gelu", run_gelu},     {"gelu, dropout", run_gelu_drop},
+           {"relu", run_relu},     {"embedding", run_embed},
+           {"rotary", run_rotary}, {"first rows", run_first},
+           {"mean", run_mean},     {"mean of all", run_mean_all},
+           {"match", run_match},   {"optimiser", run_optimiser}};
 
 static void each(void **state) {
     static const int64_t sizes[][2] = {{7, 5},     {40, 24},   {33, 64},   {300, 128},
