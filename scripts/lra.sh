@@ -9,7 +9,8 @@
 #   KINDS       attention kinds, "hierarchical local"; also full
 #   SEED        1
 #   STEPS, BATCH, ARGS   instead of the preset's; ARGS are more flags of train: "--block 32"
-#   PRETRAIN    steps of guessing hidden tokens of the training set before, 0; PRETRAIN_ARGS: flags
+#   PRETRAIN    steps of guessing hidden tokens of the training set before, PRETRAIN_ARGS: their
+#               flags; 0, but best/text has 16000
 #   IMDB, CIFAR10, AAN   folders of the official files, or of those that data import writes
 #   LISTOPS, PATHFINDER, PATHX   likewise; without them these sets are made
 #   ITEMS       made sets: items to train on, an eighth each for validation and test
@@ -24,7 +25,6 @@ cd "$(dirname "$0")/.."
 HT=${HT:-build/htransformer}
 SET=${SET:-lra}
 KINDS=${KINDS:-hierarchical local}
-PRETRAIN=${PRETRAIN:-0}
 SEED=${SEED:-1}
 FRESH=${FRESH:-20000}
 DATA=${DATA:-data/lra}
@@ -126,6 +126,14 @@ evaluate() {
         --items "${TEST_ITEMS:-0}" "$@"
 }
 
+# recipe TASK: what comes before, unless the caller says so: sets guess, flags
+recipe() {
+    guess=${PRETRAIN:-0} flags=${PRETRAIN_ARGS:-}
+    if [ "$SET/$1" = best/text ] && [ -z "${PRETRAIN:-}" ]; then
+        guess=16000 flags="--rate 1e-3 --warmup 500 --dropout 0"
+    fi
+}
+
 # pretrain RUN TASK KIND: the weights in RUN/guess; the labels are not looked at
 pretrain() {
     if [ -f "$1/guess/done" ]; then return; fi
@@ -136,22 +144,27 @@ pretrain() {
     else
         "$HT" train --run "$1/guess" --device "$HT_DEVICE" --preset "$SET/$2" --attention "$3" \
             --seed "$SEED" --data "$train" ${valid:+--valid "$valid"} ${ARGS:-} --task denoise \
-            --steps "$PRETRAIN" ${PRETRAIN_ARGS:-}
+            --steps "$guess" $flags
     fi
     touch "$1/guess/done"
 }
 
 # one TASK KIND: trains, evaluates, writes the line
 one() {
-    run=$RUNS/$SET-$1-$2-$SEED${STEPS:+-$STEPS}$(printf %s "${ARGS:-}" | tr -cs '[:alnum:].' _)
-    if [ "$PRETRAIN" -gt 0 ]; then run=$run-guess$PRETRAIN; fi
+    name=$SET-$1-$2-$SEED${STEPS:+-$STEPS}$(printf %s "${ARGS:-}" | tr -cs '[:alnum:].' _)
+    recipe "$1"
+    if [ "$guess" -gt 0 ]; then name=$name-guess$guess; fi
+    if [ ${#name} -gt 200 ]; then # names of files end at 255 bytes
+        name=$(printf %.180s "$name")-$(printf %s "$name" | cksum | cut -d ' ' -f 1)
+    fi
+    run=$RUNS/$name
     if [ -f "$run/done" ]; then
         echo "== $run is done; remove the folder to run it again"
         return
     fi
     mkdir -p "$RUNS" "$(dirname "$RESULTS")/logs"
     begin=$(date +%s)
-    if [ "$PRETRAIN" -gt 0 ]; then pretrain "$run" "$1" "$2"; fi
+    if [ "$guess" -gt 0 ]; then pretrain "$run" "$1" "$2"; fi
     set -- "$1" "$2" --run "$run" --device "$HT_DEVICE"
     task=$1 kind=$2
     shift 2
@@ -164,7 +177,7 @@ one() {
         if [ -n "${BATCH:-}" ]; then set -- "$@" --batch "$BATCH"; fi
         # shellcheck disable=SC2086 # flags are words
         set -- "$@" ${ARGS:-}
-        if [ "$PRETRAIN" -gt 0 ]; then set -- "$@" --init "$run/guess"; fi
+        if [ "$guess" -gt 0 ]; then set -- "$@" --init "$run/guess"; fi
     fi
     echo "== $SET/$task, $kind attention, seed $SEED, on $HT_DEVICE"
     if [ -n "${LIMIT:-}" ]; then
@@ -203,8 +216,8 @@ one() {
             "$(word query <"$run/config.json")"
         printf '"seed": %s, "steps": %s, "batch": %s, "args": "%s", ' "$SEED" \
             "$(number steps <"$run/config.json")" "$(number batch <"$run/config.json")" "${ARGS:-}"
-        if [ "$PRETRAIN" -gt 0 ]; then
-            printf '"pretrain": %s, "pretrain_args": "%s", ' "$PRETRAIN" "${PRETRAIN_ARGS:-}"
+        if [ "$guess" -gt 0 ]; then
+            printf '"pretrain": %s, "pretrain_args": "%s", ' "$guess" "$flags"
         fi
         printf '"commit": "%s", "device": "%s", "date": "%s", "seconds": %s, "weights": "best", ' \
             "$commit" "$HT_DEVICE" "$(date -u +%Y-%m-%d)" "$seconds"
