@@ -7,7 +7,7 @@
 # Variables: DEVICE (cuda:0), DTYPE (bf16 on CUDA, else f32), DATA (folder with wikipedia-2015,
 # genomes and music as the runs below name them, plain or zstd), WORK (build/lm: splits and run
 # folders), OUT (results/lm.jsonl), MINUTES (time of a run: 10; group b: 30), STEPS (instead of
-# MINUTES: a fixed number of steps for all).
+# MINUTES: a fixed number of steps for all), COMMIT (what is written where there is no git).
 #
 # A run's length in steps comes from a probe of 30 steps on the same device, so that all runs of a
 # group train for the same time; group a, which compares at equal steps, probes its first run only.
@@ -29,9 +29,11 @@ names() {
     for kind in full local fine; do
         echo "b-$kind-bytes b-$kind-words"
         for length in 1k 4k 16k 64k; do echo "c-$kind-$length"; done
+        [ $kind != local ] || for length in 1k 4k 16k 64k; do echo "c-local-$length-16"; done
         for length in 1k 16k 64k; do echo "d-$kind-$length"; done
         echo "e-$kind-jsb e-$kind-piano"
     done
+    for length in 1k 4k 16k 64k; do echo "c-first-$length-16"; done
 }
 
 # ---- data: splits made once -----------------------------------------------------------------
@@ -100,7 +102,7 @@ steps_for() { # MINUTES CORPUS FLAGS...
 
 record() { # NAME CORPUS STEPS: what the run gave, as one line
     "$program" eval "$work/$1" --data "$work/$2.test" --device "$device" --by-position --json |
-        python3 -c 'import json, subprocess, sys
+        python3 -c 'import json, os, subprocess, sys
 line = json.load(sys.stdin)
 name, folder, steps, ms, device = sys.argv[1:]
 config = json.load(open(folder + "/config.json"))
@@ -108,7 +110,8 @@ commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_outp
 keys = ("attention", "query", "block", "rotary", "relative_bias", "length", "batch", "accumulate",
         "layers", "width", "vocab", "dtype", "across", "rate")
 line.pop("model")
-print(json.dumps({"run": name, "commit": commit.stdout.strip(), "device": device,
+print(json.dumps({"run": name, "commit": commit.stdout.strip() or os.environ.get("COMMIT"),
+                  "device": device,
                   "steps": int(steps), "ms_per_step": float(ms),
                   **{key: config[key] for key in keys}, **line}))' \
             "$1" "$work/$1" "$3" "$(milliseconds "$work/$1")" "$device" >>"$out"
@@ -167,10 +170,11 @@ END
             base="$base --tokenizer $work/words.model"
         run "$1" wiki "$(steps_for "${MINUTES:-30}" wiki $base)" $base
         ;;
-    c | d) # 64 Ki tokens per step, whatever the length
+    c | d) # 64 Ki tokens per step, whatever the length; a last word is another block
         length=$(rows "$first")
         base="--preset lm/small --across 1 --length $length --batch $((65536 / length))"
-        base="$base $(kind "$word" 32)"
+        base="$base $(kind "$word" "${second:-32}")"
+        [ "$word" = first ] && base="$base $(positions all)"
         corpus=wiki
         [ "$group" = c ] && wikipedia
         [ "$group" = d ] && { genome; corpus=genome; }

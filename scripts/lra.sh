@@ -210,6 +210,9 @@ one() {
     if git rev-parse HEAD >/dev/null 2>&1; then git diff --quiet HEAD || commit=$commit+; fi
     log=$(dirname "$RESULTS")/logs/$(basename "$run").jsonl.gz
     gzip -9 -n -c "$run/log.jsonl" >"$log"
+    if [ "$guess" -gt 0 ]; then
+        gzip -9 -n -c "$run/guess/log.jsonl" >"${log%.jsonl.gz}-guess.jsonl.gz"
+    fi
     {
         printf '{"task": "%s", "preset": "%s", "attention": "%s", ' "$task" "$SET/$task" "$kind"
         printf '"block": %s, "query": "%s", ' "$(number block <"$run/config.json")" \
