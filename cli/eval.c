@@ -12,7 +12,7 @@
 
 typedef struct eval_values {
     const char *run, *data, *papers, *device;
-    int64_t threads, fresh, items;
+    int64_t threads, fresh, items, length;
     double holdout;
     int json, last, part, by_position;
 } eval_values;
@@ -32,6 +32,8 @@ static const cli_option options[] = {
      .help = "make N items from another seed than the run's, never seen in training"},
     {"items", CLI_INT, offsetof(eval_values, items), "N", "0", .min = 0, .max = 1000000000,
      .help = "no more than about N items, the first ones; 0: all"},
+    {"length", CLI_INT, offsetof(eval_values, length), "N", "0", .min = 0, .max = 134217728,
+     .help = "tokens of a text, or of a language model's context; 0: as in training"},
     {"last", CLI_FLAG, offsetof(eval_values, last), .help = "the newest checkpoint, not the best"},
     {"by_position", CLI_FLAG, offsetof(eval_values, by_position),
      .help = "language models: loss by position in the context, too"},
@@ -152,7 +154,7 @@ static int run(const void *values) {
     ht_data *data = NULL;
     cli_error error = {""};
     int code;
-    if (!run_open(&m, v->run, v->last, v->device, v->threads, &code, &error)) {
+    if (!run_open(&m, v->run, v->last, v->length, v->device, v->threads, &code, &error)) {
         cli_say("eval", "%s", error.text);
         return code;
     }

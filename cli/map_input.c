@@ -164,7 +164,7 @@ static bool read_layer(map_input *in, const int32_t *tokens, int64_t count, int6
 }
 
 static bool open_checkpoint(map_input *in, const map_values *v, int *code, cli_error *error) {
-    if (!run_open(&in->model, v->run, v->last, v->device, v->threads, code, error)) return false;
+    if (!run_open(&in->model, v->run, v->last, 0, v->device, v->threads, code, error)) return false;
     const ht_config *c = &in->model.config;
     in->ctx = in->model.ctx;
     *code = CLI_USAGE;

@@ -141,7 +141,7 @@ void report_evaluate(report_run *r, const report_values *v) {
     run_model m;
     cli_error error = {""};
     int code;
-    bool good = run_open(&m, r->path, v->last, v->device, v->threads, &code, &error);
+    bool good = run_open(&m, r->path, v->last, 0, v->device, v->threads, &code, &error);
     if (good) {
         good = evaluate(r, &m, v, &error);
         run_close(&m);

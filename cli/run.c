@@ -139,11 +139,20 @@ bool run_load(run_model *out, const char *run, int last, const char *device, int
     return good;
 }
 
-bool run_open(run_model *out, const char *run, int last, const char *device, int64_t threads,
-              int *code, cli_error *error) {
+/* As many tokens per batch as before, at another length. */
+static void set_length(ht_config *c, int64_t length) {
+    int64_t batch = length ? c->batch * c->length / length : c->batch;
+    if (length) c->length = length;
+    c->batch = batch > 0 ? batch : 1;
+}
+
+bool run_open(run_model *out, const char *run, int last, int64_t length, const char *device,
+              int64_t threads, int *code, cli_error *error) {
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
     desc.inference = 1;
     if (!run_load(out, run, last, device, threads, code, error)) return false;
+    set_length(&out->config, length);
+    desc.config = &out->config;
     if (ht_trainer_create(&out->trainer, out->model, &desc) == HT_OK) return true;
     cli_fail(error, "%s", ht_context_error(out->ctx));
     run_close(out);

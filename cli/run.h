@@ -26,9 +26,9 @@ typedef struct run_model {
 /* The file of a run's weights, at most 4,096 bytes. `run`: a folder, or a checkpoint itself; last:
  * the newest checkpoint instead of the best. */
 bool run_find(char *out, const char *run, int last, cli_error *error);
-/* `run`: a folder, or a checkpoint itself. last: the newest checkpoint instead of the best. */
-bool run_open(run_model *out, const char *run, int last, const char *device, int64_t threads,
-              int *code, cli_error *error);
+/* A model ready to be evaluated; length: of its sequences, 0: as it was trained. */
+bool run_open(run_model *out, const char *run, int last, int64_t length, const char *device,
+              int64_t threads, int *code, cli_error *error);
 /* The same with the model alone. run NULL: the model that comes with the program. */
 bool run_load(run_model *out, const char *run, int last, const char *device, int64_t threads,
               int *code, cli_error *error);

@@ -634,7 +634,8 @@ typedef struct ht_trainer ht_trainer; /* activations, gradients, moments, step *
 
 typedef struct ht_trainer_desc {
     size_t size;
-    const ht_config *config; /* how to train; NULL: the model's own */
+    const ht_config *config; /* how to train; NULL: the model's own. length may differ, too, but not
+                                exceed what a model with learned positions has */
     int inference;           /* 1: evaluate and predict only; no memory for anything else */
 } ht_trainer_desc;
 #define HT_TRAINER_DESC_INIT \

@@ -248,6 +248,7 @@ static ht_status create(hti_net *n, void *grads) {
 static void merge(ht_config *out, const ht_config *model, const ht_config *train) {
     *out = *model;
     out->batch = train->batch;
+    if (!model->learned) out->length = train->length; /* else the table of positions says it */
     out->dropout = train->dropout;
     out->attention_dropout = train->attention_dropout;
     out->recompute = train->recompute;

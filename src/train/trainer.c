@@ -30,6 +30,9 @@ ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_
           "ht_trainer_desc.size is too small; start from HT_TRAINER_DESC_INIT");
     ht_config config = desc && desc->config ? *desc->config : model->config;
     TRY(hti_config_resolve(ctx, &config));
+    CHECK(ctx, !model->config.learned || config.length <= model->config.length, HT_INVALID,
+          "length %lld is more than the %lld positions that the model has learned",
+          (long long)config.length, (long long)model->config.length);
     ht_trainer *t = hti_host_alloc(ctx, sizeof *t);
     CHECK(ctx, t, HT_NOMEM, "out of memory: %zu bytes for a trainer", sizeof *t);
     memset(t, 0, sizeof *t);

@@ -106,6 +106,8 @@ static void test_export(void **state) {
     assert_non_null(strstr(r->err, "8 tokens: "));
     r = program_run("generate small --prompt 'the cat' --temperature 0 --tokens 16");
     assert_string_equal(r->out, "the cat sat on the mat.\n");
+    /* a longer context than in training, in batches of as many tokens */
+    assert_int_equal(program_run("eval small --data line.txt --length 300")->code, 0);
     r = program_run("eval small --data line.txt --by-position --json");
     assert_int_equal(r->code, 0);
     static const char *const keys[] = {"loss_error",      "perplexity_error", "bits_per_byte_error",

@@ -76,7 +76,7 @@ void training_batch(random_batch *out, const ht_config *c, uint32_t seed) {
             out->tokens[at] =
                 zero ? 0 : 1 + (int32_t)(training_random(&state) * (double)(c->vocab - 1));
             if (!by_token) continue;
-            double draw = training_random(&state);
+            double draw = zero ? 1 : training_random(&state);
             out->targets[at] = zero ? -1 : (int32_t)(draw * (double)c->vocab);
             if (denoise) out->targets[at] = zero || draw > 0.4 ? -1 : out->tokens[at];
         }
