@@ -136,6 +136,13 @@ void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *des
     need->scratch_forward = layout_forward(&a, NULL);
     set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
     need->scratch_backward = layout_backward(&a, NULL, desc->has_bias);
+    if (hti_tile_plans(desc)) {
+        set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
+        size_t forward = hti_tile_scratch(a, desc->has_bias, 0);
+        size_t backward = hti_tile_scratch(a, desc->has_bias, 1);
+        if (need->scratch_forward < forward) need->scratch_forward = forward;
+        if (need->scratch_backward < backward) need->scratch_backward = backward;
+    }
     if (hti_fine_plans(desc) && need->scratch_forward < hti_fine_scratch(desc))
         need->scratch_forward = hti_fine_scratch(desc);
     if (!hti_hier_plans(desc)) return;
@@ -176,6 +183,10 @@ ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *
     if (hti_hier_takes(hti_cuda_of(ctx), call)) return hti_hier_forward(ctx, call);
     if (hti_fine_takes(hti_cuda_of(ctx), call)) return hti_fine_forward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
+    if (hti_tile_takes(call)) {
+        set_tensors(&a, call);
+        return hti_tile_forward(ctx, call, a);
+    }
     layout_forward(&a, call->scratch);
     set_tensors(&a, call);
     TRY(prepare(ctx, a, call, bf16));
@@ -190,6 +201,10 @@ ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call 
     if (hti_hier_takes(hti_cuda_of(ctx), call) && hti_hier_takes_backward(call))
         return hti_hier_backward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
+    if (hti_tile_takes_backward(call)) {
+        set_tensors(&a, call);
+        return hti_tile_backward(ctx, call, a);
+    }
     layout_backward(&a, call->scratch, call->desc->has_bias);
     set_tensors(&a, call);
     TRY(prepare(ctx, a, call, bf16));

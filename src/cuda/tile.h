@@ -1,0 +1,389 @@
+/*
+ * The tile kernels: bf16 on tensor cores for every option that the tuned ones leave out. Blocks of
+ * 16, 32, ... 128 rows, head_dim = value_dim = 16, 32, 64 or 128, every query mode, bias, rotary,
+ * dropout, grouped heads, masks and packed batches.
+ *
+ * A thread block of four warps owns rows (queries in forward and for dq, keys for dk and dv) and
+ * walks over groups of 16 partner rows, four groups at a time; the next four travel while these
+ * are worked on. A group lies in one block of one level, and who sees whom is the same for all
+ * pairs of 8 queries and 8 keys (halves of a block are multiples of 8), but for the diagonal of a
+ * causal call. So one routine serves every level, and groups of several levels share a step.
+ *
+ * Coarse keys, values and queries are means in bf16; the number of rows n of a cluster goes into
+ * the score as log2(n): P = exp2(s + log2(n) - m). What takes no part is zero, with log2(n) = -inf.
+ */
+#ifndef HTI_CUDA_TILE_H
+#define HTI_CUDA_TILE_H
+
+#include "cuda/generic_tile.h"
+#include "cuda/hier_tile.h"
+
+enum { GROUP = 16, STEP = 4, STEP_ROWS = GROUP * STEP, TILE_ROWS = GROUP * WARPS };
+
+#define LOG2E 1.4426950408889634f
+#define LN2 0.69314718055994531f
+#define POS_INF __int_as_float(0x7f800000)
+
+typedef struct hti_tile_args {
+    hti_cuda_args a;        /* of its pyramids only kn, qn, first, dkt, dvt, dqt, pieces are used */
+    bf16 *kb, *vb, *qb;     /* [heads][clusters][dim] means of keys, values, queries */
+    bf16 *qr, *kr;          /* [heads][rows][dim] turned by their rotary angles */
+    bf16 *gb;               /* [q_heads][clusters][dim] weighted dout */
+    bf16 *zb;               /* [q_heads][clusters][dim] output of one coarse level, ... */
+    float *zl;              /* [q_heads][clusters] ... and its lse, log2 units */
+    float2 *numbers;        /* [q_heads][rows] m = lse in log2 units (inf: no part), and h */
+    float2 *coarse_numbers; /* [q_heads][clusters] the same of coarse queries */
+    float *bias2;           /* [q_heads][4*block - 1] bias in log2 units */
+    float scale2;           /* of the scores, log2 units */
+    uint32_t magic, shift;  /* division of a group's number by groups per block */
+    uint32_t zero;          /* see settle() */
+    int key_groups;         /* dk, dv: groups that a thread block owns: 1, 2 or 4 */
+    int most_groups;        /* room of the list of groups in shared memory */
+    int piece;              /* query fine: groups of queries in a piece */
+    int64_t piece_at[HTI_CUDA_LEVELS]; /* first piece of a level */
+} hti_tile_args;
+
+/* ---- who sees whom ---- */
+
+DEVICE int block_of(const hti_tile_args &t, int cluster) {
+    uint32_t group = (uint32_t)cluster / GROUP;
+    return (int)(t.magic ? __umulhi(group, t.magic) : group >> t.shift);
+}
+
+/* Bit 2h + b: queries 8h ... of a group see keys 8b ... of a group. q0, q1: clusters of the first
+ * and of the second 8 queries; k: the first key. The diagonal of a causal call is not looked at. */
+DEVICE unsigned sight(const hti_tile_args &t, int level, int q0, int q1, int k) {
+    int qb = block_of(t, q0), kb = block_of(t, k), far = kb - qb;
+    if (level == 0) return far >= -1 && far <= (t.a.causal ? 0 : 1) ? 15 : 0;
+    if (far != -1 && (far != 1 || t.a.causal)) return 0;
+    int half = t.a.block / 2, q_start = qb * t.a.block, k_start = kb * t.a.block;
+    unsigned upper_q = (q0 - q_start >= half ? 3u : 0u) | (q1 - q_start >= half ? 12u : 0u);
+    unsigned upper_k = (k - k_start >= half ? 5u : 0u) | (k + 8 - k_start >= half ? 10u : 0u);
+    unsigned covered = far < 0 ? ~upper_q & upper_k : upper_q & ~upper_k; /* by the level below */
+    return ~covered & 15;
+}
+
+DEVICE bool is_fine(const hti_tile_args &t) { return t.a.query == HT_QUERY_FINE; }
+
+/* Partners of clusters first ... last at a level, as two ranges of groups. */
+struct ranges {
+    int lo0, hi0, lo1, hi1;
+    __device__ __forceinline__ int count() const { return hi0 - lo0 + hi1 - lo1; }
+    __device__ __forceinline__ int at(int i) const {
+        return i < hi0 - lo0 ? lo0 + i : lo1 + i - (hi0 - lo0);
+    }
+};
+
+/* From clusters [lo, hi) to rows and groups of rows. */
+DEVICE void set_ranges(ranges *r, hti_range left, hti_range right, int shift, int64_t end) {
+    int64_t lo0 = left.lo << shift, hi0 = min(left.hi << shift, end);
+    int64_t lo1 = right.lo << shift, hi1 = min(right.hi << shift, end);
+    r->lo0 = (int)(lo0 / GROUP), r->hi0 = (int)((hi0 + GROUP - 1) / GROUP);
+    if (r->hi0 < r->lo0) r->hi0 = r->lo0;
+    r->lo1 = max((int)(lo1 / GROUP), lo0 < hi0 ? r->hi0 : 0);
+    r->hi1 = max((int)((hi1 + GROUP - 1) / GROUP), r->lo1);
+    if (lo1 >= hi1) r->hi1 = r->lo1;
+}
+
+DEVICE ranges keys_seen(const hti_tile_args &t, int length, int level, int first, int last) {
+    int64_t clusters = hti_clusters(length, level), block = t.a.block;
+    int causal = t.a.causal;
+    hti_range left = {hti_keys_left(clusters, block, level, causal, first).lo,
+                      hti_keys_left(clusters, block, level, causal, last).hi};
+    hti_range right = {hti_keys_right(clusters, block, level, causal, first).lo,
+                       hti_keys_right(clusters, block, level, causal, last).hi};
+    ranges r;
+    set_ranges(&r, left, right, 0, clusters);
+    return r;
+}
+
+/* Queries that see keys first ... last; in query fine groups of rows. */
+DEVICE ranges queries_seeing(const hti_tile_args &t, int length, int level, int first, int last) {
+    int64_t clusters = hti_clusters(length, level), block = t.a.block;
+    hti_range left = {hti_keys_left(clusters, block, level, 0, first).lo,
+                      hti_keys_left(clusters, block, level, 0, last).hi};
+    hti_range right = {hti_keys_right(clusters, block, level, 0, first).lo,
+                       hti_keys_right(clusters, block, level, 0, last).hi};
+    if (t.a.causal && level == 0) left.lo = first;
+    if (t.a.causal && level > 0) left.hi = left.lo;
+    int shift = is_fine(t) ? level : 0;
+    ranges r;
+    set_ranges(&r, left, right, shift, shift ? length : clusters);
+    return r;
+}
+
+/* ---- rows of one level, as partners or as a thread block's own ---- */
+
+struct side {
+    const bf16 *x, *y; /* q and dout, or k and v */
+    int64_t xs, ys;    /* from row to row */
+    const int *index;  /* query first with masks: the row of x */
+    const uint8_t *mask;
+    const float *n;        /* valid rows of key clusters, with masks */
+    const float2 *numbers; /* of queries, in backward */
+    int count, level, length;
+    int watch; /* a query may see no key: look at m before reading */
+};
+
+DEVICE const bf16 *bf16_rows(const hti_tile_args &t, const ht_tensor &x, const place &p, int head) {
+    return tensor_row<const bf16>(x, t.a, p, head, 0);
+}
+
+DEVICE side key_side(const hti_tile_args &t, const place &p, int kv_head, int level) {
+    const hti_cuda_args &a = t.a;
+    side s = {};
+    s.level = level, s.length = p.length;
+    s.count = (int)hti_clusters(p.length, level);
+    if (level > 0) {
+        int64_t at = hti_cluster_at(a, p.start, level), row = kv_head * a.clusters + at;
+        s.x = t.kb + row * a.head_dim, s.y = t.vb + row * a.head_dim;
+        s.xs = s.ys = a.head_dim;
+        s.n = a.key_mask ? a.kn + at : NULL;
+        return s;
+    }
+    s.mask = a.key_mask ? a.key_mask + p.start : NULL;
+    s.x = bf16_rows(t, a.k, p, kv_head), s.xs = a.k.row_stride;
+    s.y = bf16_rows(t, a.v, p, kv_head), s.ys = a.v.row_stride;
+    if (a.turn) s.x = t.kr + (kv_head * a.rows + p.start) * a.head_dim, s.xs = a.head_dim;
+    return s;
+}
+
+/* turned: level 0 with rotary */
+DEVICE side query_side(const hti_tile_args &t, const place &p, int head, int level, bool turned) {
+    const hti_cuda_args &a = t.a;
+    side s = {};
+    bool rows = level == 0 || is_fine(t);
+    s.level = level, s.length = p.length;
+    s.count = rows ? p.length : (int)hti_clusters(p.length, level);
+    s.watch = a.key_mask || a.query_mask;
+    s.x = bf16_rows(t, a.q, p, head), s.xs = a.q.row_stride;
+    if (turned) s.x = t.qr + (head * a.rows + p.start) * a.head_dim, s.xs = a.head_dim;
+    if (rows) {
+        s.mask = a.query_mask ? a.query_mask + p.start : NULL;
+        s.numbers = t.numbers ? t.numbers + head * a.rows + p.start : NULL;
+        if (t.numbers) s.y = bf16_rows(t, a.dout, p, head), s.ys = a.dout.row_stride;
+        return s;
+    }
+    int64_t at = hti_cluster_at(a, p.start, level), row = head * a.clusters + at;
+    s.numbers = t.coarse_numbers ? t.coarse_numbers + row : NULL;
+    s.y = t.gb + row * a.head_dim, s.ys = a.head_dim;
+    if (a.query == HT_QUERY_MEAN) {
+        s.x = t.qb + row * a.head_dim, s.xs = a.head_dim;
+    } else if (a.first) {
+        s.index = a.first + at;
+    } else {
+        s.xs <<= level;
+    }
+    return s;
+}
+
+/* Whether row c takes part; at: its row in x. */
+DEVICE bool is_there(const side &s, int c, int64_t *at) {
+    *at = c;
+    if (c >= s.count || (s.mask && !s.mask[c])) return false;
+    if (s.index) *at = s.index[c];
+    if (s.watch && s.numbers && !(s.numbers[c].x < POS_INF)) return false;
+    return *at >= 0;
+}
+
+/* log2 of the valid rows of a key cluster */
+DEVICE float weight_of(const side &s, int c) {
+    if (c >= s.count || (s.mask && !s.mask[c])) return HTI_NEG_INF;
+    if (s.level == 0) return 0;
+    if (s.n) return log2f(s.n[c]);
+    int rows = min(1 << s.level, s.length - (c << s.level));
+    return rows == 1 << s.level ? (float)s.level : log2f((float)rows);
+}
+
+/* 16 rows of x (else y) as first factors of products: row g and row g + 8. */
+template <int D>
+DEVICE void load_own(frag<D> &to, const side &s, bool x, int first, uint32_t zero) {
+    int g = lane_id() >> 2, t = lane_id() & 3;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int64_t at;
+        bool there = is_there(s, first + 8 * h + g, &at);
+        if (!x) at = first + 8 * h + g;
+        load_row<D>(to, h, (x ? s.x : s.y) + (there ? at : 0) * (x ? s.xs : s.ys), t, there, zero);
+    }
+}
+
+/* ---- bringing a step's rows ---- */
+
+/* A step in shared memory: 64 rows of x, 64 of y, then a number (log2(n)) or two (m, h) of each. */
+template <int D> struct step_shape {
+    static constexpr uint32_t SIDE = STEP_ROWS * 2 * D, BYTES = 2 * SIDE + STEP_ROWS * 8;
+};
+
+/* Row r of a step (this thread's chunk of it); c: the row of the side, or -1. */
+template <int D>
+DEVICE void fetch_row(uint32_t to, const side &s, const void *safe, int r, int c, int ch) {
+    int64_t at = 0;
+    bool there = c >= 0 && is_there(s, c, &at);
+    uint32_t where = to + 2 * rows<D>::at(r, ch);
+    copy_async_if(where, there ? (const void *)(s.x + at * s.xs + 8 * ch) : safe, there);
+    copy_async_if(where + step_shape<D>::SIDE,
+                  there ? (const void *)(s.y + (int64_t)c * s.ys + 8 * ch) : safe, there);
+}
+
+/* ---- numbers beside the products ---- */
+
+/* A row of a table of biases, so that entry[key - query cluster] is the bias. */
+DEVICE const float *bias_of(const hti_tile_args &t, int head) {
+    if (!t.a.bias) return NULL;
+    return t.bias2 + (int64_t)head * (4 * t.a.block - 1) + 2 * t.a.block - 1;
+}
+
+struct dropout {
+    uint32_t stream, offset;
+};
+
+DEVICE dropout dropout_of(const hti_tile_args &t, const place &p, int head) {
+    return {(uint32_t)p.sequence * (uint32_t)t.a.q_heads + (uint32_t)head, offset_of(t.a)};
+}
+
+DEVICE unsigned draw4(const hti_tile_args &t, const dropout &d, int level, int query, int key4) {
+    hti_philox x = hti_dropout_words(t.a.seed, d.offset, d.stream, level, query, (uint32_t)key4);
+    unsigned bits = 0;
+    for (int k = 0; k < 4; k++) bits |= (x.w[k] >= t.a.threshold ? 1u : 0u) << k;
+    return bits;
+}
+
+/* Rows are queries, columns keys: bit 4b + e says that element e of 8 keys b stays. A lane draws
+ * for four keys of rows g and g + 8. */
+DEVICE unsigned keeps_of_rows(const hti_tile_args &t, const dropout &d, int level, int query,
+                              int key) {
+    int g = lane_id() >> 2, q = lane_id() & 3;
+    unsigned mine = draw4(t, d, level, query + g, key / 4 + q) |
+                    draw4(t, d, level, query + g + 8, key / 4 + q) << 4;
+    unsigned bits = 0;
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        unsigned four = __shfl_sync(ALL_LANES, mine, 4 * g + 2 * b + q / 2) >> (2 * (q & 1));
+        bits |= ((four & 3) | (four >> 4 & 3) << 2) << (4 * b);
+    }
+    return bits;
+}
+
+/* Rows are keys, columns queries: the same bits. A lane draws for eight keys of one query. */
+DEVICE unsigned keeps_of_columns(const hti_tile_args &t, const dropout &d, int level, int query,
+                                 int key) {
+    int lane = lane_id(), g = lane >> 2, q = lane & 3;
+    int from = key / 4 + 2 * (lane & 1);
+    unsigned mine = draw4(t, d, level, query + lane / 2, from) |
+                    draw4(t, d, level, query + lane / 2, from + 1) << 4;
+    unsigned bits = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) { /* 4b + 2h + odd */
+        int column = 8 * (i >> 2) + 2 * q + (i & 1), h = i >> 1 & 1;
+        bits |= (__shfl_sync(ALL_LANES, mine, 2 * column + h) >> g & 1u) << i;
+    }
+    return bits;
+}
+
+/* ---- the list of groups of keys that a tile of queries sees ---- */
+
+#define NO_GROUP 0xffffffffu
+
+DEVICE uint32_t group_word(int level, int group) { return (uint32_t)level << 27 | (uint32_t)group; }
+DEVICE int word_level(uint32_t word) { return (int)(word >> 27); }
+DEVICE int word_first(uint32_t word) { return (int)(word & 0x7ffffff) * GROUP; }
+
+/* What a tile of queries has in shared memory beside its steps. */
+struct query_shared {
+    side sides[HTI_CUDA_LEVELS];
+    int steps;
+};
+
+/* Levels from..to of the tile at p, by the first warp: a lane per level. With rotary level 0 fills
+ * whole steps, so that queries are exchanged between steps. grouped: own rows are clusters. */
+DEVICE void make_list(query_shared *s, uint32_t *list, const hti_tile_args &t, const place &p,
+                      int kv_head, int from, int to, bool grouped) {
+    int level = from + lane_id();
+    ranges r = {0, 0, 0, 0};
+    if (level < to) {
+        int shift = grouped ? 0 : level;
+        int rows = grouped ? (int)hti_clusters(p.length, level) : p.length;
+        int last = min(p.first + TILE_ROWS, rows) - 1;
+        r = keys_seen(t, p.length, level, p.first >> shift, last >> shift);
+        s->sides[level] = key_side(t, p, kv_head, level);
+    }
+    int count = r.count(), room = t.a.turn && level == 0 ? (count + STEP - 1) & ~(STEP - 1) : count;
+    int end = room;
+    for (int o = 1; o < 32; o *= 2) {
+        int before = __shfl_sync(ALL_LANES, end, max(lane_id() - o, 0));
+        if (lane_id() >= o) end += before;
+    }
+    int all = __shfl_sync(ALL_LANES, end, 31), padded = (all + STEP - 1) & ~(STEP - 1);
+    for (int i = 0; i < room; i++)
+        list[end - room + i] = i < count ? group_word(level, r.at(i)) : NO_GROUP;
+    if (lane_id() < padded - all) list[all + lane_id()] = NO_GROUP;
+    if (lane_id() == 0) s->steps = padded / STEP;
+}
+
+/* Groups STEP * step ... of the list into shared memory. */
+template <int D>
+DEVICE void fetch_step(uint32_t to, float *weights, const query_shared *s, const uint32_t *list,
+                       int step, const void *safe) {
+    constexpr int CH = D / 8, PASS = THREADS / CH;
+    int ch = (int)threadIdx.x % CH, r0 = (int)threadIdx.x / CH;
+#pragma unroll
+    for (int r = r0; r < STEP_ROWS; r += PASS) {
+        uint32_t word = list[STEP * step + r / GROUP];
+        bool some = word != NO_GROUP;
+        const side &from = s->sides[some ? word_level(word) : word_level(list[STEP * step])];
+        fetch_row<D>(to, from, safe, r, some ? word_first(word) + r % GROUP : -1, ch);
+    }
+    int r = (int)threadIdx.x;
+    if (r >= STEP_ROWS) return;
+    uint32_t word = list[STEP * step + r / GROUP];
+    weights[r] = word == NO_GROUP
+                     ? HTI_NEG_INF
+                     : weight_of(s->sides[word_level(word)], word_first(word) + r % GROUP);
+}
+
+/* A warp's 16 queries on their way through the groups. */
+struct walker {
+    int own;      /* the first query */
+    bool grouped; /* queries are clusters */
+    const float *bias;
+    dropout drop;
+};
+
+DEVICE unsigned sees(const hti_tile_args &t, const walker &w, uint32_t word) {
+    if (word == NO_GROUP) return 0;
+    int level = word_level(word), k = word_first(word), shift = w.grouped ? 0 : level;
+    if (level == 0 && t.a.causal && k > w.own) return 0;
+    return sight(t, level, w.own >> shift, (w.own + 8) >> shift, k);
+}
+
+/* ---- turning accumulated gradients back ---- */
+
+/* x: columns 8i + 2t, +1 of rows first + g and first + g + 8 */
+template <int D>
+DEVICE void turn_back(float x[D / 8][4], const hti_tile_args &t, const place &p, int first) {
+    int g = lane_id() >> 2, q = lane_id() & 3;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int row = min(first + 8 * h + g, p.length - 1);
+        const float *turn = t.a.turn + (int64_t)row * D;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) {
+            float4 w = *(const float4 *)(turn + 2 * (8 * i + 2 * q));
+            float *lo = x[i] + 2 * h, *hi = x[i + D / 16] + 2 * h;
+            float lo0 = lo[0], lo1 = lo[1];
+            lo[0] = lo0 * w.x + hi[0] * w.y, lo[1] = lo1 * w.z + hi[1] * w.w;
+            hi[0] = hi[0] * w.x - lo0 * w.y, hi[1] = hi[1] * w.z - lo1 * w.w;
+        }
+    }
+}
+
+/* ---- host: tile_prepare.cu and the passes ---- */
+
+ht_status hti_tile_coarsen(const ht_context *ctx, const hti_tile_args &t);
+ht_status hti_tile_restrict(const ht_context *ctx, const hti_tile_args &t);
+ht_status hti_tile_run_forward(const ht_context *ctx, hti_tile_args t);
+ht_status hti_tile_run_backward(const ht_context *ctx, hti_tile_args t);
+int64_t hti_tile_pieces(hti_tile_args *t);
+
+#endif

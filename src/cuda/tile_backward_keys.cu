@@ -1,0 +1,294 @@
+/*
+ * dk and dv of the tile kernels, by the thread blocks that own keys; coarse levels first, level 0
+ * then adds what the clusters above a row got.
+ *
+ *     P = exp2(s - m)     ds = P (r <G, v> - h)     dV~ += r P G     dK~ += ds q~
+ *
+ * The four warps share out key groups and queries: with 4 groups of keys every warp takes all
+ * queries, with 1 group each takes a quarter of them, and their sums are added in order. Query
+ * fine: a coarse key is seen by many rows. These are cut into pieces, each leaves a partial sum,
+ * and a second kernel adds them in order. No atomics, the same bits every time.
+ */
+#include "cuda/tile_grad.h"
+
+extern __shared__ float4 hti_shared[];
+
+/* A warp's 16 keys: operands, gradients. */
+template <int D> struct key_rows {
+    frag<D> k, v;
+    float dk[D / 8][4], dv[D / 8][4]; /* dk still to be multiplied by scale */
+    float weight[2];                  /* log2(n) of keys g and g + 8 */
+    int own, level, shift;            /* shift: from a query's row to its cluster */
+};
+
+/* One group of 16 queries (rows `first` ...) in shared memory at `at`; numbers: their (m, h). */
+template <int D>
+DEVICE void grad_group(key_rows<D> &o, const hti_tile_args &t, const float *bias,
+                       const dropout &drop, uint32_t at, const float *numbers, int first,
+                       unsigned bits, const lanes<D> &l) {
+    int g = lane_id() >> 2, c = lane_id() & 3;
+    bool corner = t.a.causal && o.level == 0 && first < o.own + GROUP;
+    unsigned keeps = t.a.threshold ? keeps_of_columns(t, drop, o.level, first, o.own) : 0;
+    float x[2][4], gv[2][4];
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        uint32_t y[D / 8];
+        load_key<D>(y, at + 8 * b * 2 * D, l.key);
+        x[b][0] = x[b][1] = x[b][2] = x[b][3] = 0;
+        dot8<D>(x[b], o.k, y);
+        load_key<D>(y, at + step_shape<D>::SIDE + 8 * b * 2 * D, l.key);
+        gv[b][0] = gv[b][1] = gv[b][2] = gv[b][3] = 0;
+        dot8<D>(gv[b], o.v, y);
+        float4 n = *(const float4 *)(numbers + 2 * (8 * b + 2 * c));
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int h = e >> 1, j = o.own + 8 * h + g, row = first + 8 * b + 2 * c + (e & 1);
+            float add = o.weight[h], m = e & 1 ? n.z : n.x, less = e & 1 ? n.w : n.y, r = 1;
+            bool seen = (bits >> (2 * b + h) & 1) && add > HTI_NEG_INF && !(corner && j > row);
+            if (bias && seen) add += bias[j - (row >> o.shift)];
+            float p = seen ? exp2_fast(fmaf(x[b][e], t.scale2, add) - m) : 0;
+            if (t.a.threshold) r = keeps >> (4 * b + e) & 1 ? t.a.keep : 0;
+            gv[b][e] = seen ? p * (r * gv[b][e] - less) : 0;
+            x[b][e] = p * r;
+        }
+    }
+    add_values<D>(o.dk, gv[0], gv[1], at, l);
+    add_values<D>(o.dv, x[0], x[1], at + step_shape<D>::SIDE, l);
+}
+
+/* Groups [from, to) of a tile's queries, for every head of its group of heads. */
+struct key_walk {
+    ranges r;
+    int from, to, kv_head;
+};
+
+/* Queries of step `step` into shared memory. */
+template <int D>
+DEVICE void fetch_queries(char *to, const hti_tile_args &t, const key_walk &w, const side &s,
+                          int at) {
+    constexpr int CH = D / 8, PASS = THREADS / CH;
+    int ch = (int)threadIdx.x % CH, r0 = (int)threadIdx.x / CH;
+#pragma unroll
+    for (int r = r0; r < STEP_ROWS; r += PASS) {
+        int i = at + r / GROUP;
+        fetch_row<D>(shared_address(to), s, t.a.q.data, r,
+                     i < w.to ? w.r.at(i) * GROUP + r % GROUP : -1, ch);
+    }
+    int r = (int)threadIdx.x, i = at + r / GROUP;
+    if (r >= STEP_ROWS) return;
+    int c = i < w.to ? w.r.at(i) * GROUP + r % GROUP : s.count;
+    copy8_async_if(shared_address(to) + 2 * step_shape<D>::SIDE + 8 * r,
+                   s.numbers + (c < s.count ? c : 0), c < s.count);
+}
+
+template <int D>
+DEVICE void walk_keys(key_rows<D> &o, const hti_tile_args &t, const key_walk &w, const place &p) {
+    char *steps = (char *)hti_shared;
+    int per_head = (w.to - w.from + STEP - 1) / STEP, all = per_head * t.a.group;
+    int split = warp_id() / t.key_groups, splits = WARPS / t.key_groups, head = -1;
+    bool turned = t.a.turn && o.level == 0;
+    side s = {};
+    lanes<D> l;
+    find_lanes(l, lane_id());
+    auto fetch = [&](int step) {
+        int h = w.kv_head * t.a.group + step / per_head;
+        if (h != head) s = query_side(t, p, h, o.level, turned), head = h;
+        fetch_queries<D>(steps + (step & 1) * step_shape<D>::BYTES, t, w, s,
+                         w.from + step % per_head * STEP);
+    };
+    if (all > 0) fetch(0);
+    for (int step = 0; step < all; step++) {
+        copy_async_wait();
+        __syncthreads(); /* this step has arrived, and nobody reads the other one any more */
+        if (step + 1 < all) fetch(step + 1);
+        const char *here = steps + (step & 1) * step_shape<D>::BYTES;
+        int q_head = w.kv_head * t.a.group + step / per_head;
+        int at = w.from + step % per_head * STEP;
+        const float *bias = bias_of(t, q_head);
+        for (int i = split; i < STEP && at + i < w.to; i += splits) {
+            int first = w.r.at(at + i) * GROUP;
+            unsigned bits = sight(t, o.level, first >> o.shift, (first + 8) >> o.shift, o.own);
+            if (t.a.causal && o.level == 0 && first + GROUP <= o.own) bits = 0;
+            if (bits)
+                grad_group<D>(o, t, bias, dropout_of(t, p, q_head),
+                              shared_address(here) + i * GROUP * 2 * D,
+                              (const float *)(here + 2 * step_shape<D>::SIDE) + 2 * i * GROUP,
+                              first, bits, l);
+        }
+    }
+}
+
+/* The warps that shared out queries add their sums, in order; the first one has them. */
+template <int D> DEVICE void join_splits(key_rows<D> &o, const hti_tile_args &t) {
+    constexpr int SIZE = 2 * D / 8 * 4 * 32;
+    int groups = t.key_groups, mine = warp_id() % groups, split = warp_id() / groups;
+    float *room = (float *)hti_shared;
+    if (groups == WARPS) return;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) {
+        float *to = room + ((split - 1) * groups + mine) * SIZE + lane_id() + 64 * i;
+        if (split > 0) to[0] = o.dk[i / 4][i % 4], to[32] = o.dv[i / 4][i % 4];
+    }
+    __syncthreads();
+    if (split > 0) return;
+    for (int k = 0; k < WARPS / groups - 1; k++) {
+        const float *from = room + (k * groups + mine) * SIZE + lane_id();
+#pragma unroll
+        for (int i = 0; i < D / 2; i++)
+            o.dk[i / 4][i % 4] += from[64 * i], o.dv[i / 4][i % 4] += from[64 * i + 32];
+    }
+}
+
+/* Pieces of a key tile's queries at a level. */
+HTI_FN int64_t pieces_of(const hti_tile_args &t, int level) {
+    if (t.a.query != HT_QUERY_FINE || level == 0) return 1;
+    int64_t most = (int64_t)(t.a.causal ? 1 : 2) * t.a.block << level, length = t.a.length;
+    int64_t groups = ((most < length ? most : length) + GROUP - 1) / GROUP;
+    return (groups + t.piece - 1) / t.piece;
+}
+
+template <int D>
+DEVICE void store_keys(key_rows<D> &o, const hti_tile_args &t, const place &p, int kv_head,
+                       int64_t piece) {
+    const hti_cuda_args &a = t.a;
+    if (piece >= 0) {
+        int64_t rows = GROUP * t.key_groups;
+        float *to = a.pieces + (t.piece_at[o.level] + piece) * rows * 2 * D;
+        store_sums<D>(to + (o.own - p.first) * D, o.dk, GROUP);
+        store_sums<D>(to + (rows + o.own - p.first) * D, o.dv, GROUP);
+        return;
+    }
+    if (o.level > 0) {
+        int64_t at = kv_head * a.clusters + hti_cluster_at(a, p.start, o.level) + o.own;
+        int count = (int)hti_clusters(p.length, o.level) - o.own;
+        store_sums<D>(a.dkt + at * D, o.dk, count);
+        store_sums<D>(a.dvt + at * D, o.dv, count);
+        return;
+    }
+    if (o.own >= p.length) return;
+    float *upper = (float *)((char *)hti_shared + 2 * step_shape<D>::BYTES) + warp_id() * D;
+    const float *counts = a.key_mask ? a.kn : NULL;
+    if (a.turn) turn_back<D>(o.dk, t, p, o.own);
+    if (levels_of(a, p.length) > 1) {
+        add_levels<D>(o.dk, a.dkt, counts, upper, t, p, kv_head, o.own);
+        add_levels<D>(o.dv, a.dvt, counts, upper, t, p, kv_head, o.own);
+    }
+    store_grad<D>(a.dk, o.dk, a.scale, a.key_mask, t, p, kv_head, o.own);
+    store_grad<D>(a.dv, o.dv, 1, a.key_mask, t, p, kv_head, o.own);
+}
+
+template <int D>
+static __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 1)
+    tile_dkdv(const __grid_constant__ hti_tile_args t) {
+    const hti_cuda_args &a = t.a;
+    int kv_head = (int)(blockIdx.x % a.kv_heads);
+    int64_t work = blockIdx.x / a.kv_heads;
+    int level = a.coarse ? find_level(a, &work) : 0;
+    int64_t pieces = pieces_of(t, level), number = work * a.kv_heads + kv_head;
+    place p;
+    if (!find_place(&p, a, level, GROUP * t.key_groups, work / pieces)) return;
+    key_rows<D> o;
+    o.own = p.first + GROUP * (warp_id() % t.key_groups);
+    o.level = level, o.shift = is_fine(t) ? level : 0;
+    side keys = key_side(t, p, kv_head, level);
+    key_walk w;
+    int last = min(p.first + GROUP * t.key_groups, keys.count) - 1;
+    w.r = queries_seeing(t, p.length, level, p.first, last);
+    w.kv_head = kv_head;
+    w.from = pieces > 1 ? (int)min((int64_t)w.r.count(), work % pieces * t.piece) : 0;
+    w.to = pieces > 1 ? min(w.r.count(), w.from + t.piece) : w.r.count();
+    load_own<D>(o.k, keys, true, o.own, t.zero);
+    load_own<D>(o.v, keys, false, o.own, t.zero);
+#pragma unroll
+    for (int h = 0; h < 2; h++) o.weight[h] = weight_of(keys, o.own + 8 * h + (lane_id() >> 2));
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) {
+        o.dk[i][0] = o.dk[i][1] = o.dk[i][2] = o.dk[i][3] = 0;
+        o.dv[i][0] = o.dv[i][1] = o.dv[i][2] = o.dv[i][3] = 0;
+    }
+    walk_keys<D>(o, t, w, p);
+    join_splits<D>(o, t);
+    if (warp_id() < t.key_groups) store_keys<D>(o, t, p, kv_head, pieces > 1 ? number : -1);
+}
+
+/* Query fine: dK~ and dV~ of a tile = the sum of its pieces. A block per level, tile, key head. */
+static __global__ void __launch_bounds__(THREADS)
+    tile_join(const __grid_constant__ hti_tile_args t) {
+    const hti_cuda_args &a = t.a;
+    int kv_head = (int)(blockIdx.x % a.kv_heads), d = a.head_dim, own = GROUP * t.key_groups;
+    int64_t tile = blockIdx.x / a.kv_heads;
+    int level = find_level(a, &tile);
+    int64_t pieces = pieces_of(t, level);
+    place p;
+    if (pieces <= 1 || !find_place(&p, a, level, own, tile)) return;
+    int64_t at = kv_head * a.clusters + hti_cluster_at(a, p.start, level) + p.first;
+    int64_t size = (int64_t)own * 2 * d, step = a.kv_heads * size;
+    int count = min(own, (int)hti_clusters(p.length, level) - p.first);
+    const float *from =
+        a.pieces + (t.piece_at[level] + tile * pieces * a.kv_heads + kv_head) * size;
+    for (int i = (int)threadIdx.x; i < count * d; i += THREADS) {
+        float dk = 0, dv = 0;
+#pragma unroll 4
+        for (int64_t k = 0; k < pieces; k++) {
+            dk += from[k * step + i];
+            dv += from[k * step + own * d + i];
+        }
+        a.dkt[at * d + i] = dk, a.dvt[at * d + i] = dv;
+    }
+}
+
+/* ---- launching ---- */
+
+/* Keys of a block or less for query fine: the warps then see the same rows. */
+static int key_groups_of(const hti_cuda_args &a, int coarse) {
+    if (!coarse || a.query != HT_QUERY_FINE) return WARPS;
+    return a.block % 64 == 0 ? 4 : a.block % 32 == 0 ? 2 : 1;
+}
+
+int64_t hti_tile_pieces(hti_tile_args *t) {
+    hti_cuda_args &a = t->a;
+    int64_t pieces = 0;
+    int rows = GROUP * key_groups_of(a, 1);
+    t->piece = 128;
+    for (int l = 1; l < a.levels; l++) {
+        /* room for a packed call: it is cut into more tiles */
+        int64_t tiles = tiles_before(a.rows, a.sequences, a.block, l, rows);
+        t->piece_at[l] = pieces;
+        if (pieces_of(*t, l) > 1) pieces += tiles * pieces_of(*t, l) * a.kv_heads;
+    }
+    return pieces * rows;
+}
+
+template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t, int coarse) {
+    hti_cuda_args &a = t.a;
+    size_t shared = 2 * step_shape<D>::BYTES + sizeof(float) * WARPS * D;
+    a.coarse = coarse, a.work = 0;
+    t.key_groups = key_groups_of(a, coarse);
+    for (int l = coarse; l < (coarse ? a.levels : 1); l++)
+        a.work += a.level_work[l] = tiles_of(a, l, GROUP * t.key_groups) * pieces_of(t, l);
+    return hti_cuda_launch(ctx, tile_dkdv<D>, "running the tile kernel for dk and dv",
+                           dim3((unsigned)(a.work * a.kv_heads)), THREADS, shared, t);
+}
+
+static ht_status launch_keys(const ht_context *ctx, const hti_tile_args &t, int coarse) {
+    switch (t.a.head_dim) {
+    case 16: return launch<16>(ctx, t, coarse);
+    case 32: return launch<32>(ctx, t, coarse);
+    case 64: return launch<64>(ctx, t, coarse);
+    default: return launch<128>(ctx, t, coarse);
+    }
+}
+
+ht_status hti_tile_run_keys(const ht_context *ctx, hti_tile_args t) {
+    hti_cuda_args &a = t.a;
+    if (a.levels > 1) TRY(launch_keys(ctx, t, 1));
+    if (a.levels > 1 && a.query == HT_QUERY_FINE) {
+        t.key_groups = key_groups_of(a, 1), a.work = 0;
+        for (int l = 1; l < a.levels; l++)
+            a.work += a.level_work[l] = tiles_of(a, l, GROUP * t.key_groups);
+        TRY(hti_cuda_launch(ctx, tile_join, "adding pieces of dk and dv",
+                            dim3((unsigned)(a.work * a.kv_heads)), THREADS, 0, t));
+    }
+    return launch_keys(ctx, t, 0);
+}

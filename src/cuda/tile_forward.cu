@@ -1,0 +1,285 @@
+/*
+ * Forward of the tile kernels. Query fine and kind local: a tile of 64 rows walks over all levels
+ * it sees. mean and first: one launch over the coarse levels leaves every coarse query's output
+ * and lse, and the launch over level 0 merges what the clusters above a row left.
+ */
+#include "cuda/tile.h"
+
+extern __shared__ float4 hti_shared[];
+
+template <int D> struct forward_memory {
+    char *steps;           /* two steps */
+    query_shared *queries; /* and the list of groups behind it */
+    uint32_t *list;
+    float *merged; /* [WARPS][D + 2]: what all rows of a warp share, its lse */
+    int bytes;
+};
+
+template <int D> HTI_FN forward_memory<D> forward_layout(char *base, int most_groups) {
+    forward_memory<D> m;
+    int used = 2 * (int)step_shape<D>::BYTES;
+    m.steps = base;
+    m.queries = (query_shared *)(base + used), used += (int)sizeof(query_shared);
+    m.list = (uint32_t *)(base + used), used += 4 * most_groups;
+    m.merged = (float *)(base + used), used += 4 * WARPS * (D + 2);
+    m.bytes = used;
+    return m;
+}
+
+/* Scores of one group, log2 units; -inf: not seen. x: 2 x 8 keys */
+template <int D>
+DEVICE void score_group(float (*x)[4], const hti_tile_args &t, const walker &w, const frag<D> &q,
+                        uint32_t at, const float *weights, uint32_t word, unsigned bits,
+                        const lanes<D> &l) {
+    int g = lane_id() >> 2, c = lane_id() & 3, level = word_level(word), k = word_first(word);
+    bool corner = t.a.causal && level == 0 && k + GROUP > w.own;
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        uint32_t key[D / 8];
+        load_key<D>(key, at + 8 * b * 2 * D, l.key);
+        x[b][0] = x[b][1] = x[b][2] = x[b][3] = 0;
+        dot8<D>(x[b], q, key);
+        float2 n = *(const float2 *)(weights + 8 * b + 2 * c);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int h = e >> 1, row = w.own + 8 * h + g, j = k + 8 * b + 2 * c + (e & 1);
+            float add = e & 1 ? n.y : n.x;
+            bool seen = (bits >> (2 * h + b) & 1) && add > HTI_NEG_INF && !(corner && j > row);
+            if (w.bias && seen) add += w.bias[j - (w.grouped ? row : row >> level)];
+            x[b][e] = seen ? fmaf(x[b][e], t.scale2, add) : HTI_NEG_INF;
+        }
+    }
+}
+
+/* A step's scores become weights in place, the state is rescaled to the new maximum. */
+template <int D> DEVICE void soften_step(float x[2 * STEP][4], state<D> &s, unsigned seen) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float top = HTI_NEG_INF, sum = 0;
+#pragma unroll
+        for (int n = 0; n < 2 * STEP; n++)
+            if (seen >> (4 * (n / 2)) & 15) top = fmaxf(top, fmaxf(x[n][2 * h], x[n][2 * h + 1]));
+        top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
+        float m = fmaxf(s.m[h], top), base = m == HTI_NEG_INF ? 0 : m;
+        float fade = exp2_fast(s.m[h] - base);
+        s.m[h] = m;
+#pragma unroll
+        for (int n = 0; n < 2 * STEP; n++) {
+            if (!(seen >> (4 * (n / 2)) & 15)) continue;
+            x[n][2 * h] = exp2_fast(x[n][2 * h] - base);
+            x[n][2 * h + 1] = exp2_fast(x[n][2 * h + 1] - base);
+            sum += x[n][2 * h] + x[n][2 * h + 1];
+        }
+        s.l[h] = s.l[h] * fade + sum;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) s.o[i][2 * h] *= fade, s.o[i][2 * h + 1] *= fade;
+    }
+}
+
+/* One step in shared memory at `at`. */
+template <int D>
+DEVICE void attend_step(state<D> &s, const hti_tile_args &t, const walker &w, const frag<D> &q,
+                        uint32_t at, const float *weights, const uint32_t *words,
+                        const lanes<D> &l) {
+    float x[2 * STEP][4];
+    unsigned seen = 0;
+#pragma unroll
+    for (int i = 0; i < STEP; i++) seen |= sees(t, w, words[i]) << (4 * i);
+    if (!seen) return;
+#pragma unroll
+    for (int i = 0; i < STEP; i++) {
+        unsigned bits = seen >> (4 * i) & 15;
+        if (bits)
+            score_group<D>(x + 2 * i, t, w, q, at + i * GROUP * 2 * D, weights + i * GROUP,
+                           words[i], bits, l);
+    }
+    soften_step<D>(x, s, seen);
+#pragma unroll
+    for (int i = 0; i < STEP; i++) {
+        if (!(seen >> (4 * i) & 15)) continue;
+        if (t.a.threshold) {
+            unsigned keeps =
+                keeps_of_rows(t, w.drop, word_level(words[i]), w.own, word_first(words[i]));
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                x[2 * i + e / 4][e % 4] = keeps >> e & 1 ? x[2 * i + e / 4][e % 4] * t.a.keep : 0;
+        }
+        add_values<D>(s.o, x[2 * i], x[2 * i + 1], at + step_shape<D>::SIDE + i * GROUP * 2 * D, l);
+    }
+}
+
+/* ---- what the levels above left ---- */
+
+/* (m, l, o) of row h += an output z (columns 8i + 2t, +1) with its lse */
+template <int D, typename Z> DEVICE void merge_row(state<D> &s, int h, float lse, Z z) {
+    float m = fmaxf(s.m[h], lse), base = m == HTI_NEG_INF ? 0 : m;
+    float fade = exp2_fast(s.m[h] - base), add = exp2_fast(lse - base);
+    s.m[h] = m;
+    s.l[h] = s.l[h] * fade + ((lane_id() & 3) == 0 ? add : 0); /* l is a lane's share */
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) {
+        float2 x = z(i);
+        s.o[i][2 * h] = s.o[i][2 * h] * fade + x.x * add;
+        s.o[i][2 * h + 1] = s.o[i][2 * h + 1] * fade + x.y * add;
+    }
+}
+
+/* Levels >= 4 are the same for a warp's 16 rows: merged once, a lane per column. */
+template <int D>
+DEVICE void merge_upper(float *merged, const hti_tile_args &t, const place &p, int head, int own,
+                        int levels) {
+    constexpr int N = D >= 32 ? D / 32 : 1;
+    float m = HTI_NEG_INF, sum = 0, o[N];
+    for (int x = 0; x < N; x++) o[x] = 0;
+    for (int level = 4; level < levels; level++) {
+        int64_t at = head * t.a.clusters + hti_cluster_at(t.a, p.start, level) + (own >> level);
+        float lse = t.zl[at], top = fmaxf(m, lse), base = top == HTI_NEG_INF ? 0 : top;
+        float fade = exp2_fast(m - base), add = exp2_fast(lse - base);
+        m = top, sum = sum * fade + add;
+        for (int x = 0; x < N; x++)
+            o[x] =
+                o[x] * fade + add * __bfloat162float(t.zb[at * D + min(lane_id() + 32 * x, D - 1)]);
+    }
+    float inverse = sum > 0 || sum != sum ? 1 / sum : 0;
+    for (int x = 0; x < N; x++)
+        if (lane_id() + 32 * x < D) merged[lane_id() + 32 * x] = o[x] * inverse;
+    if (lane_id() == 0) merged[D] = m + log2f(sum);
+    __syncwarp();
+}
+
+template <int D>
+DEVICE void merge_levels(state<D> &s, float *merged, const hti_tile_args &t, const place &p,
+                         int head, int own) {
+    int g = lane_id() >> 2, c = lane_id() & 3, levels = levels_of(t.a, p.length);
+    if (levels > 4) merge_upper<D>(merged, t, p, head, own, levels);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int row = min(own + 8 * h + g, p.length - 1);
+        if (levels > 4)
+            merge_row<D>(s, h, merged[D],
+                         [&](int i) { return *(const float2 *)(merged + 8 * i + 2 * c); });
+        for (int level = 1; level < min(levels, 4); level++) {
+            int64_t at = head * t.a.clusters + hti_cluster_at(t.a, p.start, level) + (row >> level);
+            const bf16 *z = t.zb + at * D + 2 * c;
+            merge_row<D>(s, h, t.zl[at],
+                         [&](int i) { return unpack2(*(const uint32_t *)(z + 8 * i)); });
+        }
+    }
+}
+
+/* ---- results ---- */
+
+/* Rows own + g, own + g + 8: out and lse, or those of coarse queries. */
+template <int D>
+DEVICE void store_state(const state<D> &s, const hti_tile_args &t, const place &p, int head,
+                        int level, int own) {
+    const hti_cuda_args &a = t.a;
+    int g = lane_id() >> 2, c = lane_id() & 3;
+    int count = (int)hti_clusters(p.length, level);
+    int64_t coarse = level ? head * a.clusters + hti_cluster_at(a, p.start, level) : 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float sum = s.l[h];
+        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        int r = own + 8 * h + g, inside = r < count;
+        bool seen = sum != 0 && (level > 0 || takes_part(a.query_mask, p, r));
+        float inverse = seen ? 1 / sum : 0;
+        uint32_t x[D / 8];
+#pragma unroll
+        for (int i = 0; i < D / 8; i++)
+            x[i] = seen ? pack2(s.o[i][2 * h] * inverse, s.o[i][2 * h + 1] * inverse) : 0;
+        bf16 *to = level ? t.zb + (coarse + r) * D : tensor_row<bf16>(a.out, a, p, head, r);
+        store_row<D>(to, x, c, inside);
+        if (!inside || c != 0) continue;
+        float lse = seen ? s.m[h] + log2f(sum) : HTI_NEG_INF;
+        if (level) {
+            t.zl[coarse + r] = lse;
+            continue;
+        }
+        if (a.saved) a.saved[head * a.rows + p.start + r] = lse * LN2;
+        if (a.lse.data) *tensor_row<float>(a.lse, a, p, head, r) = lse * LN2;
+    }
+}
+
+/* ---- the kernel ---- */
+
+template <int D>
+static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
+    tile_attend(const __grid_constant__ hti_tile_args t) {
+    const hti_cuda_args &a = t.a;
+    forward_memory<D> m = forward_layout<D>((char *)hti_shared, t.most_groups);
+    int head = (int)(blockIdx.x % a.q_heads);
+    int64_t tile = blockIdx.x / a.q_heads;
+    int level = a.coarse ? find_level(a, &tile) : 0;
+    place p;
+    if (!find_place(&p, a, level, TILE_ROWS, tile)) return;
+    int levels = levels_of(a, p.length), own = p.first + GROUP * warp_id();
+    if (warp_id() == 0)
+        make_list(m.queries, m.list, t, p, head / a.group, level, is_fine(t) ? levels : level + 1,
+                  a.coarse);
+    __syncthreads();
+    int steps = m.queries->steps;
+    auto fetch = [&](int step) {
+        char *to = m.steps + (step & 1) * step_shape<D>::BYTES;
+        fetch_step<D>(shared_address(to), (float *)(to + 2 * step_shape<D>::SIDE), m.queries,
+                      m.list, step, a.q.data);
+    };
+    if (steps > 0) fetch(0);
+
+    bool turned = a.turn && level == 0;
+    walker w = {own, a.coarse != 0, bias_of(t, head), dropout_of(t, p, head)};
+    side queries = query_side(t, p, head, level, turned);
+    frag<D> q;
+    state<D> s;
+    lanes<D> l;
+    find_lanes(l, lane_id());
+    clear(s);
+    load_own<D>(q, queries, true, own, t.zero);
+    for (int step = 0; step < steps; step++) {
+        copy_async_wait();
+        __syncthreads(); /* this step has arrived, and nobody reads the other one any more */
+        if (step + 1 < steps) fetch(step + 1);
+        const uint32_t *words = m.list + STEP * step;
+        const char *here = m.steps + (step & 1) * step_shape<D>::BYTES;
+        if (turned && word_level(words[0]) > 0) { /* coarse levels take the query unturned */
+            turned = false;
+            queries = query_side(t, p, head, 0, false);
+            load_own<D>(q, queries, true, own, t.zero);
+        }
+        if (own < queries.count)
+            attend_step<D>(s, t, w, q, shared_address(here),
+                           (const float *)(here + 2 * step_shape<D>::SIDE), words, l);
+    }
+    if (own >= queries.count) return;
+    if (!a.coarse && !is_fine(t) && levels > 1)
+        merge_levels<D>(s, m.merged + warp_id() * (D + 2), t, p, head, own);
+    store_state<D>(s, t, p, head, level, own);
+}
+
+/* ---- launching ---- */
+
+template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t) {
+    size_t shared = (size_t)forward_layout<D>(NULL, t.most_groups).bytes;
+    hti_cuda_args &a = t.a;
+    if (a.levels > 1 && a.query != HT_QUERY_FINE) {
+        a.coarse = 1, a.work = 0;
+        for (int l = 1; l < a.levels; l++) a.work += a.level_work[l] = tiles_of(a, l, TILE_ROWS);
+        a.work *= a.q_heads;
+        TRY(hti_cuda_launch(ctx, tile_attend<D>, "running the tile kernel for coarse queries",
+                            dim3((unsigned)a.work), THREADS, shared, t));
+    }
+    a.coarse = 0, a.work = tiles_of(a, 0, TILE_ROWS) * a.q_heads;
+    return hti_cuda_launch(ctx, tile_attend<D>, "running the tile kernel", dim3((unsigned)a.work),
+                           THREADS, shared, t);
+}
+
+ht_status hti_tile_run_forward(const ht_context *ctx, hti_tile_args t) {
+    switch (t.a.head_dim) {
+    case 16: return launch<16>(ctx, t);
+    case 32: return launch<32>(ctx, t);
+    case 64: return launch<64>(ctx, t);
+    default: return launch<128>(ctx, t);
+    }
+}
