@@ -37,10 +37,9 @@ typedef struct hti_tile_args {
     float scale2;           /* of the scores, log2 units */
     uint32_t magic, shift;  /* division of a group's number by groups per block */
     uint32_t zero;          /* see settle() */
-    int key_groups;         /* dk, dv: groups that a thread block owns: 1, 2 or 4 */
     int most_groups;        /* room of the list of groups in shared memory */
     int piece;              /* query fine: groups of queries in a piece */
-    int64_t piece_at[HTI_CUDA_LEVELS]; /* first piece of a level */
+    int64_t piece_at[HTI_CUDA_LEVELS]; /* row of the partial sums where a level begins */
 } hti_tile_args;
 
 /* ---- who sees whom ---- */
@@ -355,6 +354,22 @@ DEVICE unsigned sees(const hti_tile_args &t, const walker &w, uint32_t word) {
     int level = word_level(word), k = word_first(word), shift = w.grouped ? 0 : level;
     if (level == 0 && t.a.causal && k > w.own) return 0;
     return sight(t, level, w.own >> shift, (w.own + 8) >> shift, k);
+}
+
+/* What rows and columns of one 16 x 16 product do not see, where not all see all. Element e of
+ * 8 columns b: row g + 8 (e >> 1), column 8 b + 2 c + (e & 1). ahead: the first row less the first
+ * column, on the diagonal of a causal call; rows are queries, or columns are (by_key). */
+struct veil {
+    unsigned bits;
+    int corner, ahead;
+};
+
+template <bool BY_KEY> DEVICE bool hides(const veil &v, int b, int e) {
+    int h = e >> 1, row = 8 * h + (lane_id() >> 2), column = 8 * b + 2 * (lane_id() & 3) + (e & 1);
+    bool seen = v.bits >> (BY_KEY ? 2 * b + h : 2 * h + b) & 1;
+    if (!v.corner) return !seen;
+    int later = v.ahead + row - column; /* by_key: rows are keys */
+    return !seen || (BY_KEY ? later > 0 : later < 0);
 }
 
 /* ---- turning accumulated gradients back ---- */

@@ -73,7 +73,7 @@ DEVICE void grad_group(query_rows<D> &o, float *table, float *ds, const hti_tile
                        const walker &w, uint32_t at, const float *weights, uint32_t word,
                        unsigned bits, const lanes<D> &l) {
     int g = lane_id() >> 2, c = lane_id() & 3, level = word_level(word), k = word_first(word);
-    bool corner = t.a.causal && level == 0 && k + GROUP > w.own;
+    veil hidden = {bits, t.a.causal && level == 0 && k + GROUP > w.own, w.own - k};
     unsigned keeps = t.a.threshold ? keeps_of_rows(t, w.drop, level, w.own, k) : 0;
     float x[2][4], gv[2][4];
 #pragma unroll
@@ -88,14 +88,20 @@ DEVICE void grad_group(query_rows<D> &o, float *table, float *ds, const hti_tile
         float2 n = *(const float2 *)(weights + 8 * b + 2 * c);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            int h = e >> 1, row = w.own + 8 * h + g, j = k + 8 * b + 2 * c + (e & 1);
-            float add = e & 1 ? n.y : n.x;
-            bool seen = (bits >> (2 * h + b) & 1) && add > HTI_NEG_INF && !(corner && j > row);
-            if (w.bias && seen) add += w.bias[j - (w.grouped ? row : row >> level)];
-            float p = exp2_fast(fmaf(x[b][e], t.scale2, add) - o.m[h]), into = gv[b][e];
+            int h = e >> 1;
+            float add = e & 1 ? n.y : n.x, into = gv[b][e];
+            if (w.bias) {
+                int row = w.own + 8 * h + g;
+                add += w.bias[k + 8 * b + 2 * c + (e & 1) - (w.grouped ? row : row >> level)];
+            }
             if (t.a.threshold) into = keeps >> (4 * b + e) & 1 ? into * t.a.keep : 0;
-            x[b][e] = seen ? p * (into - o.h[h]) : 0;
+            x[b][e] = exp2_fast(fmaf(x[b][e], t.scale2, add) - o.m[h]) * (into - o.h[h]);
         }
+    }
+    if (bits != 15 || hidden.corner) {
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            if (hides<false>(hidden, e / 4, e % 4)) x[e / 4][e % 4] = 0;
     }
     if (table) add_bias<D>(table, ds, x, t, w, level, k);
     add_values<D>(o.dq, x[0], x[1], at, l);

@@ -13,12 +13,19 @@
 
 extern __shared__ float4 hti_shared[];
 
+/* Groups of keys that a thread block owns. Query fine: a block of keys or less, since the keys of
+ * another block are seen by other rows; but low levels have few rows per key. */
+HTI_FN int key_groups(const hti_tile_args &t, int level) {
+    if (t.a.query != HT_QUERY_FINE || level < 3) return WARPS;
+    return t.a.block % 64 == 0 ? 4 : t.a.block % 32 == 0 ? 2 : 1;
+}
+
 /* A warp's 16 keys: operands, gradients. */
 template <int D> struct key_rows {
     frag<D> k, v;
     float dk[D / 8][4], dv[D / 8][4]; /* dk still to be multiplied by scale */
     float weight[2];                  /* log2(n) of keys g and g + 8 */
-    int own, level, shift;            /* shift: from a query's row to its cluster */
+    int own, level, shift, groups;    /* shift: from a query's row to its cluster */
 };
 
 /* One group of 16 queries (rows `first` ...) in shared memory at `at`; numbers: their (m, h). */
@@ -27,7 +34,7 @@ DEVICE void grad_group(key_rows<D> &o, const hti_tile_args &t, const float *bias
                        const dropout &drop, uint32_t at, const float *numbers, int first,
                        unsigned bits, const lanes<D> &l) {
     int g = lane_id() >> 2, c = lane_id() & 3;
-    bool corner = t.a.causal && o.level == 0 && first < o.own + GROUP;
+    veil hidden = {bits, t.a.causal && o.level == 0 && first < o.own + GROUP, o.own - first};
     unsigned keeps = t.a.threshold ? keeps_of_columns(t, drop, o.level, first, o.own) : 0;
     float x[2][4], gv[2][4];
 #pragma unroll
@@ -42,15 +49,22 @@ DEVICE void grad_group(key_rows<D> &o, const hti_tile_args &t, const float *bias
         float4 n = *(const float4 *)(numbers + 2 * (8 * b + 2 * c));
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            int h = e >> 1, j = o.own + 8 * h + g, row = first + 8 * b + 2 * c + (e & 1);
+            int h = e >> 1;
             float add = o.weight[h], m = e & 1 ? n.z : n.x, less = e & 1 ? n.w : n.y, r = 1;
-            bool seen = (bits >> (2 * b + h) & 1) && add > HTI_NEG_INF && !(corner && j > row);
-            if (bias && seen) add += bias[j - (row >> o.shift)];
-            float p = seen ? exp2_fast(fmaf(x[b][e], t.scale2, add) - m) : 0;
+            if (bias) {
+                int row = first + 8 * b + 2 * c + (e & 1);
+                add += bias[o.own + 8 * h + g - (row >> o.shift)];
+            }
             if (t.a.threshold) r = keeps >> (4 * b + e) & 1 ? t.a.keep : 0;
-            gv[b][e] = seen ? p * (r * gv[b][e] - less) : 0;
+            float p = exp2_fast(fmaf(x[b][e], t.scale2, add) - m);
+            gv[b][e] = p * (r * gv[b][e] - less);
             x[b][e] = p * r;
         }
+    }
+    if (bits != 15 || hidden.corner) {
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            if (hides<true>(hidden, e / 4, e % 4)) x[e / 4][e % 4] = gv[e / 4][e % 4] = 0;
     }
     add_values<D>(o.dk, gv[0], gv[1], at, l);
     add_values<D>(o.dv, x[0], x[1], at + step_shape<D>::SIDE, l);
@@ -85,7 +99,7 @@ template <int D>
 DEVICE void walk_keys(key_rows<D> &o, const hti_tile_args &t, const key_walk &w, const place &p) {
     char *steps = (char *)hti_shared;
     int per_head = (w.to - w.from + STEP - 1) / STEP, all = per_head * t.a.group;
-    int split = warp_id() / t.key_groups, splits = WARPS / t.key_groups, head = -1;
+    int split = warp_id() / o.groups, splits = WARPS / o.groups, head = -1;
     bool turned = t.a.turn && o.level == 0;
     side s = {};
     lanes<D> l;
@@ -119,9 +133,9 @@ DEVICE void walk_keys(key_rows<D> &o, const hti_tile_args &t, const key_walk &w,
 }
 
 /* The warps that shared out queries add their sums, in order; the first one has them. */
-template <int D> DEVICE void join_splits(key_rows<D> &o, const hti_tile_args &t) {
+template <int D> DEVICE void join_splits(key_rows<D> &o) {
     constexpr int SIZE = 2 * D / 8 * 4 * 32;
-    int groups = t.key_groups, mine = warp_id() % groups, split = warp_id() / groups;
+    int groups = o.groups, mine = warp_id() % groups, split = warp_id() / groups;
     float *room = (float *)hti_shared;
     if (groups == WARPS) return;
     __syncthreads();
@@ -153,8 +167,8 @@ DEVICE void store_keys(key_rows<D> &o, const hti_tile_args &t, const place &p, i
                        int64_t piece) {
     const hti_cuda_args &a = t.a;
     if (piece >= 0) {
-        int64_t rows = GROUP * t.key_groups;
-        float *to = a.pieces + (t.piece_at[o.level] + piece) * rows * 2 * D;
+        int64_t rows = GROUP * o.groups;
+        float *to = a.pieces + (t.piece_at[o.level] + piece * rows) * 2 * D;
         store_sums<D>(to + (o.own - p.first) * D, o.dk, GROUP);
         store_sums<D>(to + (rows + o.own - p.first) * D, o.dv, GROUP);
         return;
@@ -184,16 +198,17 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 1)
     const hti_cuda_args &a = t.a;
     int kv_head = (int)(blockIdx.x % a.kv_heads);
     int64_t work = blockIdx.x / a.kv_heads;
-    int level = a.coarse ? find_level(a, &work) : 0;
+    int level = a.coarse ? a.levels - 1 : 0; /* the highest levels have the longest walks */
+    while (a.coarse && work >= a.level_work[level]) work -= a.level_work[level--];
     int64_t pieces = pieces_of(t, level), number = work * a.kv_heads + kv_head;
-    place p;
-    if (!find_place(&p, a, level, GROUP * t.key_groups, work / pieces)) return;
     key_rows<D> o;
-    o.own = p.first + GROUP * (warp_id() % t.key_groups);
-    o.level = level, o.shift = is_fine(t) ? level : 0;
+    place p;
+    o.groups = key_groups(t, level), o.level = level, o.shift = is_fine(t) ? level : 0;
+    if (!find_place(&p, a, level, GROUP * o.groups, work / pieces)) return;
+    o.own = p.first + GROUP * (warp_id() % o.groups);
     side keys = key_side(t, p, kv_head, level);
     key_walk w;
-    int last = min(p.first + GROUP * t.key_groups, keys.count) - 1;
+    int last = min(p.first + GROUP * o.groups, keys.count) - 1;
     w.r = queries_seeing(t, p.length, level, p.first, last);
     w.kv_head = kv_head;
     w.from = pieces > 1 ? (int)min((int64_t)w.r.count(), work % pieces * t.piece) : 0;
@@ -208,17 +223,17 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 1)
         o.dv[i][0] = o.dv[i][1] = o.dv[i][2] = o.dv[i][3] = 0;
     }
     walk_keys<D>(o, t, w, p);
-    join_splits<D>(o, t);
-    if (warp_id() < t.key_groups) store_keys<D>(o, t, p, kv_head, pieces > 1 ? number : -1);
+    join_splits<D>(o);
+    if (warp_id() < o.groups) store_keys<D>(o, t, p, kv_head, pieces > 1 ? number : -1);
 }
 
 /* Query fine: dK~ and dV~ of a tile = the sum of its pieces. A block per level, tile, key head. */
 static __global__ void __launch_bounds__(THREADS)
     tile_join(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
-    int kv_head = (int)(blockIdx.x % a.kv_heads), d = a.head_dim, own = GROUP * t.key_groups;
+    int kv_head = (int)(blockIdx.x % a.kv_heads), d = a.head_dim;
     int64_t tile = blockIdx.x / a.kv_heads;
-    int level = find_level(a, &tile);
+    int level = find_level(a, &tile), own = GROUP * key_groups(t, level);
     int64_t pieces = pieces_of(t, level);
     place p;
     if (pieces <= 1 || !find_place(&p, a, level, own, tile)) return;
@@ -226,7 +241,7 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t size = (int64_t)own * 2 * d, step = a.kv_heads * size;
     int count = min(own, (int)hti_clusters(p.length, level) - p.first);
     const float *from =
-        a.pieces + (t.piece_at[level] + tile * pieces * a.kv_heads + kv_head) * size;
+        a.pieces + t.piece_at[level] * 2 * d + (tile * pieces * a.kv_heads + kv_head) * size;
     for (int i = (int)threadIdx.x; i < count * d; i += THREADS) {
         float dk = 0, dv = 0;
 #pragma unroll 4
@@ -240,33 +255,26 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- launching ---- */
 
-/* Keys of a block or less for query fine: the warps then see the same rows. */
-static int key_groups_of(const hti_cuda_args &a, int coarse) {
-    if (!coarse || a.query != HT_QUERY_FINE) return WARPS;
-    return a.block % 64 == 0 ? 4 : a.block % 32 == 0 ? 2 : 1;
-}
-
 int64_t hti_tile_pieces(hti_tile_args *t) {
     hti_cuda_args &a = t->a;
-    int64_t pieces = 0;
-    int rows = GROUP * key_groups_of(a, 1);
+    int64_t rows = 0;
     t->piece = 128;
     for (int l = 1; l < a.levels; l++) {
         /* room for a packed call: it is cut into more tiles */
-        int64_t tiles = tiles_before(a.rows, a.sequences, a.block, l, rows);
-        t->piece_at[l] = pieces;
-        if (pieces_of(*t, l) > 1) pieces += tiles * pieces_of(*t, l) * a.kv_heads;
+        int own = GROUP * key_groups(*t, l);
+        int64_t tiles = tiles_before(a.rows, a.sequences, a.block, l, own);
+        t->piece_at[l] = rows;
+        if (pieces_of(*t, l) > 1) rows += tiles * pieces_of(*t, l) * a.kv_heads * own;
     }
-    return pieces * rows;
+    return rows;
 }
 
 template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t, int coarse) {
     hti_cuda_args &a = t.a;
     size_t shared = 2 * step_shape<D>::BYTES + sizeof(float) * WARPS * D;
     a.coarse = coarse, a.work = 0;
-    t.key_groups = key_groups_of(a, coarse);
     for (int l = coarse; l < (coarse ? a.levels : 1); l++)
-        a.work += a.level_work[l] = tiles_of(a, l, GROUP * t.key_groups) * pieces_of(t, l);
+        a.work += a.level_work[l] = tiles_of(a, l, GROUP * key_groups(t, l)) * pieces_of(t, l);
     return hti_cuda_launch(ctx, tile_dkdv<D>, "running the tile kernel for dk and dv",
                            dim3((unsigned)(a.work * a.kv_heads)), THREADS, shared, t);
 }
@@ -284,9 +292,9 @@ ht_status hti_tile_run_keys(const ht_context *ctx, hti_tile_args t) {
     hti_cuda_args &a = t.a;
     if (a.levels > 1) TRY(launch_keys(ctx, t, 1));
     if (a.levels > 1 && a.query == HT_QUERY_FINE) {
-        t.key_groups = key_groups_of(a, 1), a.work = 0;
+        a.work = 0;
         for (int l = 1; l < a.levels; l++)
-            a.work += a.level_work[l] = tiles_of(a, l, GROUP * t.key_groups);
+            a.work += a.level_work[l] = tiles_of(a, l, GROUP * key_groups(t, l));
         TRY(hti_cuda_launch(ctx, tile_join, "adding pieces of dk and dv",
                             dim3((unsigned)(a.work * a.kv_heads)), THREADS, 0, t));
     }

@@ -32,7 +32,7 @@ DEVICE void score_group(float (*x)[4], const hti_tile_args &t, const walker &w, 
                         uint32_t at, const float *weights, uint32_t word, unsigned bits,
                         const lanes<D> &l) {
     int g = lane_id() >> 2, c = lane_id() & 3, level = word_level(word), k = word_first(word);
-    bool corner = t.a.causal && level == 0 && k + GROUP > w.own;
+    veil hidden = {bits, t.a.causal && level == 0 && k + GROUP > w.own, w.own - k};
 #pragma unroll
     for (int b = 0; b < 2; b++) {
         uint32_t key[D / 8];
@@ -42,13 +42,18 @@ DEVICE void score_group(float (*x)[4], const hti_tile_args &t, const walker &w, 
         float2 n = *(const float2 *)(weights + 8 * b + 2 * c);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            int h = e >> 1, row = w.own + 8 * h + g, j = k + 8 * b + 2 * c + (e & 1);
             float add = e & 1 ? n.y : n.x;
-            bool seen = (bits >> (2 * h + b) & 1) && add > HTI_NEG_INF && !(corner && j > row);
-            if (w.bias && seen) add += w.bias[j - (w.grouped ? row : row >> level)];
-            x[b][e] = seen ? fmaf(x[b][e], t.scale2, add) : HTI_NEG_INF;
+            if (w.bias) {
+                int row = w.own + 8 * (e >> 1) + g;
+                add += w.bias[k + 8 * b + 2 * c + (e & 1) - (w.grouped ? row : row >> level)];
+            }
+            x[b][e] = fmaf(x[b][e], t.scale2, add);
         }
     }
+    if (bits == 15 && !hidden.corner) return;
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        if (hides<false>(hidden, e / 4, e % 4)) x[e / 4][e % 4] = HTI_NEG_INF;
 }
 
 /* A step's scores become weights in place, the state is rescaled to the new maximum. */
