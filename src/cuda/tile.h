@@ -214,11 +214,10 @@ template <int D> struct step_shape {
     static constexpr uint32_t SIDE = STEP_ROWS * 2 * D, BYTES = 2 * SIDE + STEP_ROWS * 8;
 };
 
-/* Row r of a step (this thread's chunk of it); c: the row of the side, or -1. */
+/* Row r of a step (this thread's chunk of it): row `at` of x and row c of y, zeros if not there. */
 template <int D>
-DEVICE void fetch_row(uint32_t to, const side &s, const void *safe, int r, int c, int ch) {
-    int64_t at = 0;
-    bool there = c >= 0 && is_there(s, c, &at);
+DEVICE void fetch_row(uint32_t to, const side &s, const void *safe, int r, bool there, int64_t at,
+                      int c, int ch) {
     uint32_t where = to + 2 * rows<D>::at(r, ch);
     copy_async_if(where, there ? (const void *)(s.x + at * s.xs + 8 * ch) : safe, there);
     copy_async_if(where + step_shape<D>::SIDE,
@@ -294,6 +293,19 @@ struct query_shared {
     int steps;
 };
 
+/* A list and, of each group, what the four warps see of it: 4 bits each. */
+struct group_list {
+    uint32_t *words;
+    uint16_t *seen;
+};
+
+/* Bytes of a list; it begins at a multiple of 16. */
+HTI_FN int list_bytes(int most_groups) { return (6 * most_groups + 15) & ~15; }
+
+HTI_FN group_list list_at(char *base, int most_groups) {
+    return {(uint32_t *)base, (uint16_t *)(base + 4 * most_groups)};
+}
+
 /* Levels from..to of the tile at p, by the first warp: a lane per level. With rotary level 0 fills
  * whole steps, so that queries are exchanged between steps. grouped: own rows are clusters. */
 DEVICE void make_list(query_shared *s, uint32_t *list, const hti_tile_args &t, const place &p,
@@ -320,6 +332,33 @@ DEVICE void make_list(query_shared *s, uint32_t *list, const hti_tile_args &t, c
     if (lane_id() == 0) s->steps = padded / STEP;
 }
 
+/* What 16 queries from `own` on see of a group; nothing if they lie beyond the end. */
+DEVICE unsigned sees(const hti_tile_args &t, int own, int count, bool grouped, uint32_t word) {
+    if (word == NO_GROUP || own >= count) return 0;
+    int level = word_level(word), k = word_first(word), shift = grouped ? 0 : level;
+    if (level == 0 && t.a.causal && k > own) return 0;
+    return sight(t, level, own >> shift, (own + 8) >> shift, k);
+}
+
+/* By all threads, once the list is made; count: queries there are. */
+DEVICE void mark_list(const group_list &list, const hti_tile_args &t, int groups, int first,
+                      int count, bool grouped) {
+    for (int i = (int)threadIdx.x; i < groups; i += THREADS) {
+        unsigned seen = 0;
+        for (int w = 0; w < WARPS; w++)
+            seen |= sees(t, first + GROUP * w, count, grouped, list.words[i]) << (4 * w);
+        list.seen[i] = (uint16_t)seen;
+    }
+}
+
+/* What this warp sees of a step: 4 bits for each group. */
+DEVICE unsigned step_sight(const group_list &list, int step) {
+    uint2 x = *(const uint2 *)(list.seen + STEP * step);
+    int w = 4 * warp_id();
+    return (x.x >> w & 15) | (x.x >> (16 + w) & 15) << 4 | (x.y >> w & 15) << 8 |
+           (x.y >> (16 + w) & 15) << 12;
+}
+
 /* Groups STEP * step ... of the list into shared memory. */
 template <int D>
 DEVICE void fetch_step(uint32_t to, float *weights, const query_shared *s, const uint32_t *list,
@@ -331,7 +370,9 @@ DEVICE void fetch_step(uint32_t to, float *weights, const query_shared *s, const
         uint32_t word = list[STEP * step + r / GROUP];
         bool some = word != NO_GROUP;
         const side &from = s->sides[some ? word_level(word) : word_level(list[STEP * step])];
-        fetch_row<D>(to, from, safe, r, some ? word_first(word) + r % GROUP : -1, ch);
+        int c = word_first(word) + r % GROUP;
+        bool there = some && c < from.count && (!from.mask || from.mask[c]);
+        fetch_row<D>(to, from, safe, r, there, c, c, ch);
     }
     int r = (int)threadIdx.x;
     if (r >= STEP_ROWS) return;
@@ -348,13 +389,6 @@ struct walker {
     const float *bias;
     dropout drop;
 };
-
-DEVICE unsigned sees(const hti_tile_args &t, const walker &w, uint32_t word) {
-    if (word == NO_GROUP) return 0;
-    int level = word_level(word), k = word_first(word), shift = w.grouped ? 0 : level;
-    if (level == 0 && t.a.causal && k > w.own) return 0;
-    return sight(t, level, w.own >> shift, (w.own + 8) >> shift, k);
-}
 
 /* What rows and columns of one 16 x 16 product do not see, where not all see all. Element e of
  * 8 columns b: row g + 8 (e >> 1), column 8 b + 2 c + (e & 1). ahead: the first row less the first

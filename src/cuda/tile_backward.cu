@@ -17,7 +17,7 @@ enum { LINE = GROUP + 1 }; /* floats from row to row of ds in shared memory */
 template <int D> struct query_memory {
     char *steps; /* two steps */
     query_shared *queries;
-    uint32_t *list;
+    group_list list;
     float *upper;  /* [WARPS][D] */
     float *ds;     /* with dbias: [WARPS][GROUP][LINE] */
     float *tables; /* with dbias: [WARPS][4 * block] sums of ds by distance */
@@ -30,7 +30,7 @@ HTI_FN query_memory<D> query_layout(char *base, int most_groups, int block, bool
     int used = 2 * (int)step_shape<D>::BYTES;
     m.steps = base;
     m.queries = (query_shared *)(base + used), used += (int)sizeof(query_shared);
-    m.list = (uint32_t *)(base + used), used += 4 * most_groups;
+    m.list = list_at(base + used, most_groups), used += list_bytes(most_groups);
     m.upper = (float *)(base + used), used += 4 * WARPS * D;
     m.ds = dbias ? (float *)(base + used) : NULL, used += dbias ? 4 * WARPS * GROUP * LINE : 0;
     m.tables = (float *)(base + used), used += dbias ? 4 * WARPS * 4 * block : 0;
@@ -136,9 +136,11 @@ DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_m
     auto fetch = [&](int step) {
         char *to = m.steps + (step & 1) * step_shape<D>::BYTES;
         fetch_step<D>(shared_address(to), (float *)(to + 2 * step_shape<D>::SIDE), m.queries,
-                      m.list, step, a.q.data);
+                      m.list.words, step, a.q.data);
     };
     if (steps > 0) fetch(0);
+    int count = level > 0 ? (int)hti_clusters(p.length, level) : p.length;
+    mark_list(m.list, t, STEP * steps, p.first, count, a.coarse);
     bool turned = a.turn && level == 0;
     walker w = {own, a.coarse != 0, bias_of(t, head), dropout_of(t, p, head)};
     side queries = query_side(t, p, head, level, turned);
@@ -158,7 +160,8 @@ DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_m
         copy_async_wait();
         __syncthreads(); /* this step has arrived, and nobody reads the other one any more */
         if (step + 1 < steps) fetch(step + 1);
-        const uint32_t *words = m.list + STEP * step;
+        const uint32_t *words = m.list.words + STEP * step;
+        unsigned seen = step_sight(m.list, step);
         const char *here = m.steps + (step & 1) * step_shape<D>::BYTES;
         if (turned && word_level(words[0]) > 0) {
             turned = false;
@@ -166,9 +169,8 @@ DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_m
             queries = query_side(t, p, head, 0, false);
             load_own<D>(o.q, queries, true, own, t.zero);
         }
-        if (own >= queries.count) continue;
-        for (int i = 0; i < STEP; i++) {
-            unsigned bits = sees(t, w, words[i]);
+        for (int i = 0; seen >> (4 * i); i++) {
+            unsigned bits = seen >> (4 * i) & 15;
             if (bits)
                 grad_group<D>(o, table, ds, t, w, shared_address(here) + i * GROUP * 2 * D,
                               (const float *)(here + 2 * step_shape<D>::SIDE) + i * GROUP, words[i],
@@ -197,7 +199,7 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
         for (int i = 0; i < D / 8; i++) o.dq[i][0] = o.dq[i][1] = o.dq[i][2] = o.dq[i][3] = 0;
         __syncthreads();
         if (warp_id() == 0)
-            make_list(m.queries, m.list, t, p, head / a.group, level,
+            make_list(m.queries, m.list.words, t, p, head / a.group, level,
                       is_fine(t) ? levels : level + 1, a.coarse);
         __syncthreads();
         walk_queries<D>(o, t, m, p, head, level, own);

@@ -76,17 +76,41 @@ struct key_walk {
     int from, to, kv_head;
 };
 
-/* Queries of step `step` into shared memory. */
+/* What a thread block has in shared memory beside its two steps. */
+template <int D> struct key_shared {
+    side queries; /* of the head whose rows are brought */
+    float upper[WARPS][D];
+};
+
+template <int D> DEVICE key_shared<D> *shared_beside() {
+    return (key_shared<D> *)((char *)hti_shared + 2 * step_shape<D>::BYTES);
+}
+
+/* Groups `at` ... of the queries into shared memory. */
 template <int D>
 DEVICE void fetch_queries(char *to, const hti_tile_args &t, const key_walk &w, const side &s,
                           int at) {
     constexpr int CH = D / 8, PASS = THREADS / CH;
-    int ch = (int)threadIdx.x % CH, r0 = (int)threadIdx.x / CH;
+    int ch = (int)threadIdx.x % CH, r0 = (int)threadIdx.x / CH, left = w.r.hi0 - w.r.lo0;
+    int first = w.r.at(at) * GROUP;
+    bool whole = at + STEP <= w.to && (at >= left || at + STEP <= left) &&
+                 first + STEP_ROWS <= s.count && !s.mask && !s.index && !s.watch;
+    if (whole) {
+        const bf16 *x = s.x + (first + r0) * s.xs + 8 * ch, *y = s.y + (first + r0) * s.ys + 8 * ch;
 #pragma unroll
-    for (int r = r0; r < STEP_ROWS; r += PASS) {
-        int i = at + r / GROUP;
-        fetch_row<D>(shared_address(to), s, t.a.q.data, r,
-                     i < w.to ? w.r.at(i) * GROUP + r % GROUP : -1, ch);
+        for (int r = r0; r < STEP_ROWS; r += PASS) {
+            uint32_t where = shared_address(to) + 2 * rows<D>::at(r, ch);
+            copy_async(where, x), copy_async(where + step_shape<D>::SIDE, y);
+            x += PASS * s.xs, y += PASS * s.ys;
+        }
+    } else {
+#pragma unroll
+        for (int r = r0; r < STEP_ROWS; r += PASS) {
+            int i = at + r / GROUP, c = i < w.to ? w.r.at(i) * GROUP + r % GROUP : s.count;
+            int64_t from;
+            bool there = is_there(s, c, &from);
+            fetch_row<D>(shared_address(to), s, t.a.q.data, r, there, from, c, ch);
+        }
     }
     int r = (int)threadIdx.x, i = at + r / GROUP;
     if (r >= STEP_ROWS) return;
@@ -95,39 +119,48 @@ DEVICE void fetch_queries(char *to, const hti_tile_args &t, const key_walk &w, c
                    s.numbers + (c < s.count ? c : 0), c < s.count);
 }
 
+/* This warp's share of the groups at..at + 3 of head q_head, in shared memory. */
+template <int D>
+DEVICE void grad_step(key_rows<D> &o, const hti_tile_args &t, const key_walk &w, const place &p,
+                      const char *here, int q_head, int at, const lanes<D> &l) {
+    const float *bias = bias_of(t, q_head);
+    for (int i = warp_id() / o.groups; i < STEP && at + i < w.to; i += WARPS / o.groups) {
+        int first = w.r.at(at + i) * GROUP;
+        unsigned bits = sight(t, o.level, first >> o.shift, (first + 8) >> o.shift, o.own);
+        if (t.a.causal && o.level == 0 && first + GROUP <= o.own) bits = 0;
+        if (bits)
+            grad_group<D>(
+                o, t, bias, dropout_of(t, p, q_head), shared_address(here) + i * GROUP * 2 * D,
+                (const float *)(here + 2 * step_shape<D>::SIDE) + 2 * i * GROUP, first, bits, l);
+    }
+}
+
+/* Every head of the group, one after the other; rows travel a step ahead. */
 template <int D>
 DEVICE void walk_keys(key_rows<D> &o, const hti_tile_args &t, const key_walk &w, const place &p) {
     char *steps = (char *)hti_shared;
-    int per_head = (w.to - w.from + STEP - 1) / STEP, all = per_head * t.a.group;
-    int split = warp_id() / o.groups, splits = WARPS / o.groups, head = -1;
-    bool turned = t.a.turn && o.level == 0;
-    side s = {};
+    side *s = &shared_beside<D>()->queries;
+    int head = w.kv_head * t.a.group, end = head + t.a.group, next = head, next_at = w.from;
+    int stage = 0;
     lanes<D> l;
     find_lanes(l, lane_id());
-    auto fetch = [&](int step) {
-        int h = w.kv_head * t.a.group + step / per_head;
-        if (h != head) s = query_side(t, p, h, o.level, turned), head = h;
-        fetch_queries<D>(steps + (step & 1) * step_shape<D>::BYTES, t, w, s,
-                         w.from + step % per_head * STEP);
+    auto fetch = [&](int to) {
+        if (next_at == w.from) { /* another head */
+            if (threadIdx.x == 0) *s = query_side(t, p, next, o.level, t.a.turn && o.level == 0);
+            __syncthreads();
+        }
+        fetch_queries<D>(steps + to * step_shape<D>::BYTES, t, w, *s, next_at);
+        next_at += STEP;
+        if (next_at >= w.to) next_at = w.from, next++;
     };
-    if (all > 0) fetch(0);
-    for (int step = 0; step < all; step++) {
-        copy_async_wait();
-        __syncthreads(); /* this step has arrived, and nobody reads the other one any more */
-        if (step + 1 < all) fetch(step + 1);
-        const char *here = steps + (step & 1) * step_shape<D>::BYTES;
-        int q_head = w.kv_head * t.a.group + step / per_head;
-        int at = w.from + step % per_head * STEP;
-        const float *bias = bias_of(t, q_head);
-        for (int i = split; i < STEP && at + i < w.to; i += splits) {
-            int first = w.r.at(at + i) * GROUP;
-            unsigned bits = sight(t, o.level, first >> o.shift, (first + 8) >> o.shift, o.own);
-            if (t.a.causal && o.level == 0 && first + GROUP <= o.own) bits = 0;
-            if (bits)
-                grad_group<D>(o, t, bias, dropout_of(t, p, q_head),
-                              shared_address(here) + i * GROUP * 2 * D,
-                              (const float *)(here + 2 * step_shape<D>::SIDE) + 2 * i * GROUP,
-                              first, bits, l);
+    if (w.from >= w.to) return;
+    fetch(0);
+    for (; head < end; head++) {
+        for (int at = w.from; at < w.to; at += STEP, stage ^= 1) {
+            copy_async_wait();
+            __syncthreads(); /* this step has arrived, and nobody reads the other one any more */
+            if (next < end) fetch(stage ^ 1);
+            grad_step<D>(o, t, w, p, steps + stage * step_shape<D>::BYTES, head, at, l);
         }
     }
 }
@@ -181,7 +214,7 @@ DEVICE void store_keys(key_rows<D> &o, const hti_tile_args &t, const place &p, i
         return;
     }
     if (o.own >= p.length) return;
-    float *upper = (float *)((char *)hti_shared + 2 * step_shape<D>::BYTES) + warp_id() * D;
+    float *upper = shared_beside<D>()->upper[warp_id()];
     const float *counts = a.key_mask ? a.kn : NULL;
     if (a.turn) turn_back<D>(o.dk, t, p, o.own);
     if (levels_of(a, p.length) > 1) {
@@ -271,7 +304,7 @@ int64_t hti_tile_pieces(hti_tile_args *t) {
 
 template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t, int coarse) {
     hti_cuda_args &a = t.a;
-    size_t shared = 2 * step_shape<D>::BYTES + sizeof(float) * WARPS * D;
+    size_t shared = 2 * step_shape<D>::BYTES + sizeof(key_shared<D>);
     a.coarse = coarse, a.work = 0;
     for (int l = coarse; l < (coarse ? a.levels : 1); l++)
         a.work += a.level_work[l] = tiles_of(a, l, GROUP * key_groups(t, l)) * pieces_of(t, l);

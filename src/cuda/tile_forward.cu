@@ -10,7 +10,7 @@ extern __shared__ float4 hti_shared[];
 template <int D> struct forward_memory {
     char *steps;           /* two steps */
     query_shared *queries; /* and the list of groups behind it */
-    uint32_t *list;
+    group_list list;
     float *merged; /* [WARPS][D + 2]: what all rows of a warp share, its lse */
     int bytes;
 };
@@ -20,7 +20,7 @@ template <int D> HTI_FN forward_memory<D> forward_layout(char *base, int most_gr
     int used = 2 * (int)step_shape<D>::BYTES;
     m.steps = base;
     m.queries = (query_shared *)(base + used), used += (int)sizeof(query_shared);
-    m.list = (uint32_t *)(base + used), used += 4 * most_groups;
+    m.list = list_at(base + used, most_groups), used += list_bytes(most_groups);
     m.merged = (float *)(base + used), used += 4 * WARPS * (D + 2);
     m.bytes = used;
     return m;
@@ -85,13 +85,9 @@ template <int D> DEVICE void soften_step(float x[2 * STEP][4], state<D> &s, unsi
 /* One step in shared memory at `at`. */
 template <int D>
 DEVICE void attend_step(state<D> &s, const hti_tile_args &t, const walker &w, const frag<D> &q,
-                        uint32_t at, const float *weights, const uint32_t *words,
+                        uint32_t at, const float *weights, const uint32_t *words, unsigned seen,
                         const lanes<D> &l) {
     float x[2 * STEP][4];
-    unsigned seen = 0;
-#pragma unroll
-    for (int i = 0; i < STEP; i++) seen |= sees(t, w, words[i]) << (4 * i);
-    if (!seen) return;
 #pragma unroll
     for (int i = 0; i < STEP; i++) {
         unsigned bits = seen >> (4 * i) & 15;
@@ -222,16 +218,18 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
     if (!find_place(&p, a, level, TILE_ROWS, tile)) return;
     int levels = levels_of(a, p.length), own = p.first + GROUP * warp_id();
     if (warp_id() == 0)
-        make_list(m.queries, m.list, t, p, head / a.group, level, is_fine(t) ? levels : level + 1,
-                  a.coarse);
+        make_list(m.queries, m.list.words, t, p, head / a.group, level,
+                  is_fine(t) ? levels : level + 1, a.coarse);
     __syncthreads();
     int steps = m.queries->steps;
     auto fetch = [&](int step) {
         char *to = m.steps + (step & 1) * step_shape<D>::BYTES;
         fetch_step<D>(shared_address(to), (float *)(to + 2 * step_shape<D>::SIDE), m.queries,
-                      m.list, step, a.q.data);
+                      m.list.words, step, a.q.data);
     };
     if (steps > 0) fetch(0);
+    int count = level > 0 ? (int)hti_clusters(p.length, level) : p.length;
+    mark_list(m.list, t, STEP * steps, p.first, count, a.coarse);
 
     bool turned = a.turn && level == 0;
     walker w = {own, a.coarse != 0, bias_of(t, head), dropout_of(t, p, head)};
@@ -246,16 +244,17 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
         copy_async_wait();
         __syncthreads(); /* this step has arrived, and nobody reads the other one any more */
         if (step + 1 < steps) fetch(step + 1);
-        const uint32_t *words = m.list + STEP * step;
+        const uint32_t *words = m.list.words + STEP * step;
+        unsigned seen = step_sight(m.list, step);
         const char *here = m.steps + (step & 1) * step_shape<D>::BYTES;
         if (turned && word_level(words[0]) > 0) { /* coarse levels take the query unturned */
             turned = false;
             queries = query_side(t, p, head, 0, false);
             load_own<D>(q, queries, true, own, t.zero);
         }
-        if (own < queries.count)
+        if (seen)
             attend_step<D>(s, t, w, q, shared_address(here),
-                           (const float *)(here + 2 * step_shape<D>::SIDE), words, l);
+                           (const float *)(here + 2 * step_shape<D>::SIDE), words, seen, l);
     }
     if (own >= queries.count) return;
     if (!a.coarse && !is_fine(t) && levels > 1)
