@@ -434,5 +434,8 @@ ht_status hti_tile_restrict(const ht_context *ctx, const hti_tile_args &t);
 ht_status hti_tile_run_forward(const ht_context *ctx, hti_tile_args t);
 ht_status hti_tile_run_backward(const ht_context *ctx, hti_tile_args t);
 int64_t hti_tile_pieces(hti_tile_args *t);
+/* What coarse levels left, down to level 2; queries: dq, too. */
+ht_status hti_tile_lower_outputs(const ht_context *ctx, const hti_tile_args &t);
+ht_status hti_tile_lower_grads(const ht_context *ctx, const hti_tile_args &t, int queries);
 
 #endif

@@ -18,7 +18,6 @@ template <int D> struct query_memory {
     char *steps; /* two steps */
     query_shared *queries;
     group_list list;
-    float *upper;  /* [WARPS][D] */
     float *ds;     /* with dbias: [WARPS][GROUP][LINE] */
     float *tables; /* with dbias: [WARPS][4 * block] sums of ds by distance */
     int bytes;
@@ -31,7 +30,6 @@ HTI_FN query_memory<D> query_layout(char *base, int most_groups, int block, bool
     m.steps = base;
     m.queries = (query_shared *)(base + used), used += (int)sizeof(query_shared);
     m.list = list_at(base + used, most_groups), used += list_bytes(most_groups);
-    m.upper = (float *)(base + used), used += 4 * WARPS * D;
     m.ds = dbias ? (float *)(base + used) : NULL, used += dbias ? 4 * WARPS * GROUP * LINE : 0;
     m.tables = (float *)(base + used), used += dbias ? 4 * WARPS * 4 * block : 0;
     m.bytes = used;
@@ -107,24 +105,20 @@ DEVICE void grad_group(query_rows<D> &o, float *table, float *ds, const hti_tile
     add_values<D>(o.dq, x[0], x[1], at, l);
 }
 
-/* Query first: a coarse query's gradient goes to the first valid row of its cluster alone. */
+/* What coarse queries got: a mean gives it to all its rows, query first to one. */
 template <int D>
-DEVICE void add_first(float x[D / 8][4], const hti_tile_args &t, const place &p, int head,
-                      int own) {
+DEVICE void add_coarse(float x[D / 8][4], const hti_tile_args &t, const place &p, int head,
+                       int own) {
     const hti_cuda_args &a = t.a;
-    int g = lane_id() >> 2, c = lane_id() & 3, levels = levels_of(a, p.length);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int row = own + 8 * h + g;
-        for (int level = 1; level < levels && row < p.length; level++) {
-            int64_t at = hti_cluster_at(a, p.start, level);
-            if (first_row(a, p, level, at, row >> level) != row) break; /* nor on levels above */
-            const float *from = a.dqt + (head * a.clusters + at + (row >> level)) * D + 2 * c;
-#pragma unroll
-            for (int i = 0; i < D / 8; i++)
-                x[i][2 * h] += from[8 * i], x[i][2 * h + 1] += from[8 * i + 1];
-        }
-    }
+    const float *counts = a.query_mask ? a.qn : NULL;
+    if (a.query == HT_QUERY_MEAN)
+        add_levels<D>(x, a.dqt, t, p, head, own, [&](int level, int64_t at, int row) {
+            return mean_share(counts, p, level, at, row);
+        });
+    if (a.query == HT_QUERY_FIRST)
+        add_levels<D>(x, a.dqt, t, p, head, own, [&](int level, int64_t at, int row) {
+            return first_row(a, p, level, at, row >> level) == row ? 1.0f : 0.0f;
+        });
 }
 
 /* The walk of one tile; everything that all its warps do together. */
@@ -210,10 +204,7 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
             continue;
         }
         if (own >= p.length) continue;
-        if (a.query == HT_QUERY_MEAN && levels > 1)
-            add_levels<D>(o.dq, a.dqt, a.query_mask ? a.qn : NULL, m.upper + warp_id() * D, t, p,
-                          head, own);
-        if (a.query == HT_QUERY_FIRST && levels > 1) add_first<D>(o.dq, t, p, head, own);
+        add_coarse<D>(o.dq, t, p, head, own);
         store_grad<D>(a.dq, o.dq, a.scale, a.query_mask, t, p, head, own);
     }
     if (!m.ds) return;
@@ -270,8 +261,13 @@ ht_status hti_tile_run_backward(const ht_context *ctx, hti_tile_args t) {
     if (a.dbias)
         CUDA_TRY(ctx, cudaMemsetAsync(a.bias_part, 0, table, hti_cuda_of(ctx)->stream),
                  "clearing the bias sums");
-    TRY(hti_tile_run_keys(ctx, t));
-    if (a.levels > 1 && a.query != HT_QUERY_FINE) TRY(launch_dq(ctx, t, 1));
+    if (a.levels > 1) {
+        int grouped = a.query != HT_QUERY_FINE;
+        TRY(hti_tile_run_keys(ctx, t, 1));
+        if (grouped) TRY(launch_dq(ctx, t, 1));
+        TRY(hti_tile_lower_grads(ctx, t, grouped));
+    }
+    TRY(hti_tile_run_keys(ctx, t, 0));
     TRY(launch_dq(ctx, t, 0));
     if (!a.dbias) return HT_OK;
     dim3 grid((unsigned)(((int64_t)a.q_heads * (4 * a.block - 1) + THREADS - 1) / THREADS));

@@ -76,16 +76,6 @@ struct key_walk {
     int from, to, kv_head;
 };
 
-/* What a thread block has in shared memory beside its two steps. */
-template <int D> struct key_shared {
-    side queries; /* of the head whose rows are brought */
-    float upper[WARPS][D];
-};
-
-template <int D> DEVICE key_shared<D> *shared_beside() {
-    return (key_shared<D> *)((char *)hti_shared + 2 * step_shape<D>::BYTES);
-}
-
 /* Groups `at` ... of the queries into shared memory. */
 template <int D>
 DEVICE void fetch_queries(char *to, const hti_tile_args &t, const key_walk &w, const side &s,
@@ -139,7 +129,7 @@ DEVICE void grad_step(key_rows<D> &o, const hti_tile_args &t, const key_walk &w,
 template <int D>
 DEVICE void walk_keys(key_rows<D> &o, const hti_tile_args &t, const key_walk &w, const place &p) {
     char *steps = (char *)hti_shared;
-    side *s = &shared_beside<D>()->queries;
+    side *s = (side *)(steps + 2 * step_shape<D>::BYTES); /* of the head whose rows are brought */
     int head = w.kv_head * t.a.group, end = head + t.a.group, next = head, next_at = w.from;
     int stage = 0;
     lanes<D> l;
@@ -214,13 +204,13 @@ DEVICE void store_keys(key_rows<D> &o, const hti_tile_args &t, const place &p, i
         return;
     }
     if (o.own >= p.length) return;
-    float *upper = shared_beside<D>()->upper[warp_id()];
     const float *counts = a.key_mask ? a.kn : NULL;
     if (a.turn) turn_back<D>(o.dk, t, p, o.own);
-    if (levels_of(a, p.length) > 1) {
-        add_levels<D>(o.dk, a.dkt, counts, upper, t, p, kv_head, o.own);
-        add_levels<D>(o.dv, a.dvt, counts, upper, t, p, kv_head, o.own);
-    }
+    auto share = [&](int level, int64_t at, int row) {
+        return mean_share(counts, p, level, at, row);
+    };
+    add_levels<D>(o.dk, a.dkt, t, p, kv_head, o.own, share);
+    add_levels<D>(o.dv, a.dvt, t, p, kv_head, o.own, share);
     store_grad<D>(a.dk, o.dk, a.scale, a.key_mask, t, p, kv_head, o.own);
     store_grad<D>(a.dv, o.dv, 1, a.key_mask, t, p, kv_head, o.own);
 }
@@ -260,7 +250,8 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 1)
     if (warp_id() < o.groups) store_keys<D>(o, t, p, kv_head, pieces > 1 ? number : -1);
 }
 
-/* Query fine: dK~ and dV~ of a tile = the sum of its pieces. A block per level, tile, key head. */
+/* Query fine: dK~ and dV~ of a tile = the sum of its pieces. x: level, tile, key head; y: four
+ * columns per thread. */
 static __global__ void __launch_bounds__(THREADS)
     tile_join(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
@@ -269,21 +260,21 @@ static __global__ void __launch_bounds__(THREADS)
     int level = find_level(a, &tile), own = GROUP * key_groups(t, level);
     int64_t pieces = pieces_of(t, level);
     place p;
-    if (pieces <= 1 || !find_place(&p, a, level, own, tile)) return;
+    int i = 4 * (int)(blockIdx.y * THREADS + threadIdx.x), of_values = i >= own * d;
+    if (i >= 2 * own * d || !find_place(&p, a, level, own, tile)) return;
     int64_t at = kv_head * a.clusters + hti_cluster_at(a, p.start, level) + p.first;
     int64_t size = (int64_t)own * 2 * d, step = a.kv_heads * size;
-    int count = min(own, (int)hti_clusters(p.length, level) - p.first);
     const float *from =
-        a.pieces + t.piece_at[level] * 2 * d + (tile * pieces * a.kv_heads + kv_head) * size;
-    for (int i = (int)threadIdx.x; i < count * d; i += THREADS) {
-        float dk = 0, dv = 0;
-#pragma unroll 4
-        for (int64_t k = 0; k < pieces; k++) {
-            dk += from[k * step + i];
-            dv += from[k * step + own * d + i];
-        }
-        a.dkt[at * d + i] = dk, a.dvt[at * d + i] = dv;
+        a.pieces + t.piece_at[level] * 2 * d + (tile * pieces * a.kv_heads + kv_head) * size + i;
+    if (of_values) i -= own * d;
+    if (i / d >= hti_clusters(p.length, level) - p.first) return;
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+    for (int64_t k = 0; k < pieces; k++) {
+        float4 x = *(const float4 *)(from + k * step);
+        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
     }
+    *(float4 *)((of_values ? a.dvt : a.dkt) + at * d + i) = sum;
 }
 
 /* ---- launching ---- */
@@ -304,7 +295,7 @@ int64_t hti_tile_pieces(hti_tile_args *t) {
 
 template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t, int coarse) {
     hti_cuda_args &a = t.a;
-    size_t shared = 2 * step_shape<D>::BYTES + sizeof(key_shared<D>);
+    size_t shared = 2 * step_shape<D>::BYTES + sizeof(side);
     a.coarse = coarse, a.work = 0;
     for (int l = coarse; l < (coarse ? a.levels : 1); l++)
         a.work += a.level_work[l] = tiles_of(a, l, GROUP * key_groups(t, l)) * pieces_of(t, l);
@@ -321,15 +312,17 @@ static ht_status launch_keys(const ht_context *ctx, const hti_tile_args &t, int 
     }
 }
 
-ht_status hti_tile_run_keys(const ht_context *ctx, hti_tile_args t) {
+ht_status hti_tile_run_keys(const ht_context *ctx, hti_tile_args t, int coarse) {
     hti_cuda_args &a = t.a;
-    if (a.levels > 1) TRY(launch_keys(ctx, t, 1));
-    if (a.levels > 1 && a.query == HT_QUERY_FINE) {
-        a.work = 0;
-        for (int l = 1; l < a.levels; l++)
-            a.work += a.level_work[l] = tiles_of(a, l, GROUP * key_groups(t, l));
-        TRY(hti_cuda_launch(ctx, tile_join, "adding pieces of dk and dv",
-                            dim3((unsigned)(a.work * a.kv_heads)), THREADS, 0, t));
+    TRY(launch_keys(ctx, t, coarse));
+    if (!coarse || a.query != HT_QUERY_FINE) return HT_OK;
+    a.work = 0;
+    for (int l = 1; l < a.levels; l++) {
+        int cut = pieces_of(t, l) > 1;
+        a.work += a.level_work[l] = cut ? tiles_of(a, l, GROUP * key_groups(t, l)) : 0;
     }
-    return launch_keys(ctx, t, 0);
+    int own = GROUP * key_groups(t, HTI_CUDA_LEVELS);
+    dim3 grid((unsigned)(a.work * a.kv_heads),
+              (unsigned)((own * 2 * a.head_dim / 4 + THREADS - 1) / THREADS));
+    return hti_cuda_launch(ctx, tile_join, "adding pieces of dk and dv", grid, THREADS, 0, t);
 }

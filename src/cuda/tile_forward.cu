@@ -11,7 +11,6 @@ template <int D> struct forward_memory {
     char *steps;           /* two steps */
     query_shared *queries; /* and the list of groups behind it */
     group_list list;
-    float *merged; /* [WARPS][D + 2]: what all rows of a warp share, its lse */
     int bytes;
 };
 
@@ -21,7 +20,6 @@ template <int D> HTI_FN forward_memory<D> forward_layout(char *base, int most_gr
     m.steps = base;
     m.queries = (query_shared *)(base + used), used += (int)sizeof(query_shared);
     m.list = list_at(base + used, most_groups), used += list_bytes(most_groups);
-    m.merged = (float *)(base + used), used += 4 * WARPS * (D + 2);
     m.bytes = used;
     return m;
 }
@@ -126,41 +124,14 @@ template <int D, typename Z> DEVICE void merge_row(state<D> &s, int h, float lse
     }
 }
 
-/* Levels >= 4 are the same for a warp's 16 rows: merged once, a lane per column. */
+/* Level 1, and level 2 with all that came down to it. */
 template <int D>
-DEVICE void merge_upper(float *merged, const hti_tile_args &t, const place &p, int head, int own,
-                        int levels) {
-    constexpr int N = D >= 32 ? D / 32 : 1;
-    float m = HTI_NEG_INF, sum = 0, o[N];
-    for (int x = 0; x < N; x++) o[x] = 0;
-    for (int level = 4; level < levels; level++) {
-        int64_t at = head * t.a.clusters + hti_cluster_at(t.a, p.start, level) + (own >> level);
-        float lse = t.zl[at], top = fmaxf(m, lse), base = top == HTI_NEG_INF ? 0 : top;
-        float fade = exp2_fast(m - base), add = exp2_fast(lse - base);
-        m = top, sum = sum * fade + add;
-        for (int x = 0; x < N; x++)
-            o[x] =
-                o[x] * fade + add * __bfloat162float(t.zb[at * D + min(lane_id() + 32 * x, D - 1)]);
-    }
-    float inverse = sum > 0 || sum != sum ? 1 / sum : 0;
-    for (int x = 0; x < N; x++)
-        if (lane_id() + 32 * x < D) merged[lane_id() + 32 * x] = o[x] * inverse;
-    if (lane_id() == 0) merged[D] = m + log2f(sum);
-    __syncwarp();
-}
-
-template <int D>
-DEVICE void merge_levels(state<D> &s, float *merged, const hti_tile_args &t, const place &p,
-                         int head, int own) {
-    int g = lane_id() >> 2, c = lane_id() & 3, levels = levels_of(t.a, p.length);
-    if (levels > 4) merge_upper<D>(merged, t, p, head, own, levels);
+DEVICE void merge_levels(state<D> &s, const hti_tile_args &t, const place &p, int head, int own) {
+    int g = lane_id() >> 2, c = lane_id() & 3, last = min(levels_of(t.a, p.length) - 1, 2);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int row = min(own + 8 * h + g, p.length - 1);
-        if (levels > 4)
-            merge_row<D>(s, h, merged[D],
-                         [&](int i) { return *(const float2 *)(merged + 8 * i + 2 * c); });
-        for (int level = 1; level < min(levels, 4); level++) {
+        for (int level = last; level >= 1; level--) {
             int64_t at = head * t.a.clusters + hti_cluster_at(t.a, p.start, level) + (row >> level);
             const bf16 *z = t.zb + at * D + 2 * c;
             merge_row<D>(s, h, t.zl[at],
@@ -257,8 +228,7 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
                            (const float *)(here + 2 * step_shape<D>::SIDE), words, seen, l);
     }
     if (own >= queries.count) return;
-    if (!a.coarse && !is_fine(t) && levels > 1)
-        merge_levels<D>(s, m.merged + warp_id() * (D + 2), t, p, head, own);
+    if (!a.coarse && !is_fine(t) && levels > 1) merge_levels<D>(s, t, p, head, own);
     store_state<D>(s, t, p, head, level, own);
 }
 
@@ -273,6 +243,7 @@ template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t)
         a.work *= a.q_heads;
         TRY(hti_cuda_launch(ctx, tile_attend<D>, "running the tile kernel for coarse queries",
                             dim3((unsigned)a.work), THREADS, shared, t));
+        TRY(hti_tile_lower_outputs(ctx, t));
     }
     a.coarse = 0, a.work = tiles_of(a, 0, TILE_ROWS) * a.q_heads;
     return hti_cuda_launch(ctx, tile_attend<D>, "running the tile kernel", dim3((unsigned)a.work),

@@ -7,50 +7,36 @@
 
 #include "cuda/tile.h"
 
-/* Valid rows of cluster c; counts: of its level, NULL: no masks. */
-DEVICE float rows_of(const float *counts, const place &p, int level, int c) {
-    if (counts) return counts[c];
-    return (float)min(1 << level, p.length - (c << level));
-}
-
-/* x += sum over levels of grads[cluster] / n. Levels >= 4 are the same for a warp's 16 rows: added
- * up once, a lane per column, in upper [D]. */
-template <int D>
-DEVICE void add_levels(float x[D / 8][4], const float *grads, const float *counts, float *upper,
-                       const hti_tile_args &t, const place &p, int head, int own) {
-    constexpr int N = D >= 32 ? D / 32 : 1;
-    int lane = lane_id(), levels = levels_of(t.a, p.length);
-    float sum[N];
-    for (int i = 0; i < N; i++) sum[i] = 0;
-    for (int level = levels - 1; level >= 4; level--) {
+/* x += what the clusters of levels 1 and 2 above the warp's rows got; at level 2 that is what came
+ * down from all above it. share(level, at, row): of a row in its cluster, `at` where the level's
+ * clusters begin; level 2 is in shares of 1 already. */
+template <int D, typename Share>
+DEVICE void add_levels(float x[D / 8][4], const float *grads, const hti_tile_args &t,
+                       const place &p, int head, int own, Share share) {
+    int g = lane_id() >> 2, c = 2 * (lane_id() & 3), last = min(levels_of(t.a, p.length) - 1, 2);
+#pragma unroll
+    for (int level = 1; level <= 2; level++) {
+        if (level > last) break;
         int64_t at = hti_cluster_at(t.a, p.start, level);
-        float n = rows_of(counts ? counts + at : NULL, p, level, own >> level);
-        if (!(n > 0)) continue;
-        const float *from = grads + (head * t.a.clusters + at + (own >> level)) * D;
-        for (int i = 0; i < N; i++) sum[i] += from[min(lane + 32 * i, D - 1)] / n;
-    }
-    __syncwarp();
-    for (int i = 0; i < N; i++)
-        if (lane + 32 * i < D) upper[lane + 32 * i] = sum[i];
-    __syncwarp();
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int row = min(own + 8 * h + (lane >> 2), p.length - 1), c = 2 * (lane & 3);
-#pragma unroll
-        for (int i = 0; i < D / 8; i++)
-            x[i][2 * h] += upper[8 * i + c], x[i][2 * h + 1] += upper[8 * i + c + 1];
-        for (int level = min(levels, 4) - 1; level >= 1; level--) {
-            int64_t at = hti_cluster_at(t.a, p.start, level);
-            float n = rows_of(counts ? counts + at : NULL, p, level, row >> level);
-            float share = n > 0 ? 1 / n : 0;
+        for (int h = 0; h < 2; h++) {
+            int row = min(own + 8 * h + g, p.length - 1);
+            float w = share(level, at, row);
             const float *from = grads + (head * t.a.clusters + at + (row >> level)) * D + c;
 #pragma unroll
             for (int i = 0; i < D / 8; i++) {
                 float2 y = *(const float2 *)(from + 8 * i);
-                if (n > 0) x[i][2 * h] += share * y.x, x[i][2 * h + 1] += share * y.y;
+                if (w != 0) x[i][2 * h] += w * y.x, x[i][2 * h + 1] += w * y.y;
             }
         }
     }
+}
+
+/* One over the valid rows of a cluster of level 1; counts: NULL without masks. */
+DEVICE float mean_share(const float *counts, const place &p, int level, int64_t at, int row) {
+    if (level == 2) return 1;
+    float n = counts ? counts[at + (row >> 1)] : (float)min(2, p.length - (row & ~1));
+    return n > 0 ? 1 / n : 0;
 }
 
 /* Rows 0 ... count - 1 of a warp's 16 as floats, at `to` [16][D]. */
@@ -84,7 +70,7 @@ DEVICE void store_grad(const ht_tensor &to, const float x[D / 8][4], float facto
     }
 }
 
-/* dk and dv, all levels. */
-ht_status hti_tile_run_keys(const ht_context *ctx, hti_tile_args t);
+/* dk and dv, of the coarse levels or of level 0. */
+ht_status hti_tile_run_keys(const ht_context *ctx, hti_tile_args t, int coarse);
 
 #endif

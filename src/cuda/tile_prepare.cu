@@ -3,12 +3,13 @@
  * copies of q and k, biases in log2 units; for backward (m, h) of every row, and the weighted dout
  * of coarse queries.
  *
- * Coarsening reads one level and writes the next five: a thread has 8 columns of 32 clusters and
- * folds them two by two, as a binary counter carries.
+ * Coarsening reads one level and writes the next four: a thread has 8 columns of 16 clusters and
+ * folds them two by two, as a binary counter carries. Inside a sequence all 16 are on their way
+ * before the first is used.
  */
 #include "cuda/tile.h"
 
-enum { FOLD = 32, STEPS = 5, COLUMNS = 128 }; /* 2^STEPS = FOLD */
+enum { FOLD = 16, STEPS = 4, COLUMNS = 128 }; /* 2^STEPS = FOLD */
 
 /* A tile of FOLD clusters, and a thread's 8 columns of [heads][dim]. */
 struct column {
@@ -36,12 +37,23 @@ static dim3 fold_grid(const hti_cuda_args &a, int heads, int operands) {
 DEVICE bool carries(int r, int step) { return (r & ((2 << step) - 1)) == (2 << step) - 1; }
 DEVICE bool stops(int r, int step) { return (r & ((2 << step) - 1)) == (1 << step) - 1; }
 
-/* Where the cluster that row c of the stage's level completes at this step lies; -1: nowhere. */
-DEVICE int64_t parent_at(const hti_cuda_args &a, const place &p, int64_t c, int step, int levels) {
-    int level = a.stage + step + 1;
-    int64_t parent = c >> (step + 1);
-    if (level >= levels || parent >= hti_clusters(p.length, level)) return -1;
-    return hti_cluster_at(a, p.start, level) + parent;
+/* Where the clusters that a tile completes lie: cluster p.first of the stage's level, seen from the
+ * level of each step. */
+struct targets {
+    int64_t at[STEPS];
+    int count[STEPS]; /* clusters from there to the end of the sequence; 0: no such level */
+};
+
+DEVICE void find_targets(targets *to, const hti_cuda_args &a, const place &p) {
+    int levels = levels_of(a, p.length);
+    int64_t blocks = p.start / a.block; /* hti_cluster_at with one division */
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        int level = a.stage + step + 1, first = p.first >> (step + 1);
+        bool exists = level < levels;
+        to->at[step] = exists ? a.base[level] + (p.start >> level) + (blocks >> level) + first : 0;
+        to->count[step] = exists ? (int)hti_clusters(p.length, level) - first : 0;
+    }
 }
 
 /* ---- means ---- */
@@ -78,37 +90,83 @@ DEVICE void read_sum(float sum[8], float *n, const hti_cuda_args &a, const opera
     }
 }
 
+/* A tile of whole clusters, no masks: sums of 2, 4, 8 and 16 rows. */
+DEVICE void fold_whole(const operand &o, const hti_cuda_args &a, const targets &to,
+                       const bf16 *from, int64_t stride, int64_t plane, int x, float *counts) {
+    uint4 rows[FOLD];
+#pragma unroll
+    for (int r = 0; r < FOLD; r++) rows[r] = __ldg((const uint4 *)(from + r * stride));
+    float left[STEPS][8];
+#pragma unroll
+    for (int r = 0; r < FOLD; r++) {
+        float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        add_chunk(sum, rows[r]);
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            if (carries(r, step)) {
+                float mean[8];
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    sum[i] += left[step][i];
+                    mean[i] = sum[i] * (0.5f / (1 << step));
+                }
+                if (to.count[step] == 0) continue;
+                int64_t at = to.at[step] + (r >> (step + 1));
+                *(uint4 *)(o.means + (plane + at) * a.head_dim + x) = pack8(mean);
+                if (counts) counts[at] = (float)(2 << (a.stage + step));
+            } else if (stops(r, step)) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) left[step][i] = sum[i];
+            }
+        }
+    }
+}
+
+/* The same at the end of a sequence and with masks. */
+DEVICE void fold_some(const operand &o, const hti_cuda_args &a, const targets &to, const column &me,
+                      int64_t from, float *counts) {
+    float left[STEPS][8], n_left[STEPS];
+    for (int r = 0; r < FOLD; r++) {
+        float sum[8], n;
+        read_sum(sum, &n, a, o, me, from, me.p.first + r);
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            if (carries(r, step)) {
+                for (int i = 0; i < 8; i++) sum[i] += left[step][i];
+                n += n_left[step];
+                if (r >> (step + 1) >= to.count[step]) continue;
+                int64_t at = to.at[step] + (r >> (step + 1));
+                float share = n > 0 ? 1 / n : 0, mean[8];
+                for (int i = 0; i < 8; i++) mean[i] = n > 0 ? sum[i] * share : 0;
+                *(uint4 *)(o.means + (me.head * a.clusters + at) * a.head_dim + me.x) = pack8(mean);
+                if (counts) counts[at] = n;
+            } else if (stops(r, step)) {
+                for (int i = 0; i < 8; i++) left[step][i] = sum[i];
+                n_left[step] = n;
+            }
+        }
+    }
+}
+
 static __global__ void __launch_bounds__(COLUMNS)
     tile_means(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
     operand o = operand_of(t, (int)blockIdx.y);
     column me;
     if (!find_column(&me, a, o.heads)) return;
-    int levels = levels_of(a, me.p.length);
     int64_t from = a.stage ? hti_cluster_at(a, me.p.start, a.stage) : 0;
-    float left[STEPS][8], counts[STEPS]; /* left halves that wait for their right ones */
-#pragma unroll
-    for (int r = 0; r < FOLD; r++) {
-        int64_t c = me.p.first + r;
-        float sum[8], n;
-        read_sum(sum, &n, a, o, me, from, c);
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            if (carries(r, step)) {
-                for (int i = 0; i < 8; i++) sum[i] += left[step][i];
-                n += counts[step];
-                int64_t to = parent_at(a, me.p, c, step, levels);
-                if (to < 0) continue;
-                float share = n > 0 ? 1 / n : 0, mean[8];
-                for (int i = 0; i < 8; i++) mean[i] = n > 0 ? sum[i] * share : 0;
-                *(uint4 *)(o.means + (me.head * a.clusters + to) * a.head_dim + me.x) = pack8(mean);
-                if (o.counter && me.head == 0 && me.x == 0) o.counts[to] = n;
-            } else if (stops(r, step)) {
-                for (int i = 0; i < 8; i++) left[step][i] = sum[i];
-                counts[step] = n;
-            }
-        }
+    int64_t plane = me.head * a.clusters;
+    float *counts = o.counter && me.head == 0 && me.x == 0 ? o.counts : NULL;
+    targets to;
+    find_targets(&to, a, me.p);
+    if (o.mask || (int64_t)(me.p.first + FOLD) << a.stage > me.p.length) {
+        fold_some(o, a, to, me, from, counts);
+        return;
     }
+    const bf16 *rows = a.stage ? o.means + (plane + from + me.p.first) * a.head_dim
+                               : tensor_row<const bf16>(o.rows, a, me.p, me.head, me.p.first);
+    fold_whole(o, a, to, rows + me.x, a.stage ? a.head_dim : o.rows.row_stride, plane, me.x,
+               counts);
 }
 
 /* ---- turned rows, biases ---- */
@@ -246,23 +304,22 @@ static __global__ void __launch_bounds__(COLUMNS)
     const hti_cuda_args &a = t.a;
     column me;
     if (!find_column(&me, a, a.q_heads)) return;
-    int levels = levels_of(a, me.p.length);
     int64_t from = a.stage ? hti_cluster_at(a, me.p.start, a.stage) : 0;
+    targets to;
+    find_targets(&to, a, me.p);
     weighted left[STEPS];
 #pragma unroll
     for (int r = 0; r < FOLD; r++) {
-        int64_t c = me.p.first + r;
         weighted w;
-        read_weighted(w, t, me, from, c);
+        read_weighted(w, t, me, from, me.p.first + r);
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             if (carries(r, step)) {
                 join(w, left[step]);
-                int64_t to = parent_at(a, me.p, c, step, levels);
-                if (to < 0) continue;
-                to += me.head * a.clusters;
-                *(uint4 *)(t.gb + to * a.head_dim + me.x) = pack8(w.g);
-                if (me.x == 0) t.coarse_numbers[to] = make_float2(w.m, w.h);
+                if (r >> (step + 1) >= to.count[step]) continue;
+                int64_t at = me.head * a.clusters + to.at[step] + (r >> (step + 1));
+                *(uint4 *)(t.gb + at * a.head_dim + me.x) = pack8(w.g);
+                if (me.x == 0) t.coarse_numbers[at] = make_float2(w.m, w.h);
             } else if (stops(r, step)) {
                 left[step] = w;
             }
