@@ -38,8 +38,11 @@ typedef struct hti_tile_args {
     uint32_t magic, shift;  /* division of a group's number by groups per block */
     uint32_t zero;          /* see settle() */
     int most_groups;        /* room of the list of groups in shared memory */
-    int piece;              /* query fine: groups of queries in a piece */
     int64_t piece_at[HTI_CUDA_LEVELS]; /* row of the partial sums where a level begins */
+    /* coarse dk, dv: work in the order of the queries' rows, a chunk of rows at a time */
+    int chunk_work;                   /* of all levels in a chunk */
+    int chunk_level[HTI_CUDA_LEVELS]; /* of one */
+    int chunk_ahead[HTI_CUDA_LEVELS]; /* chunks from a level's first key to its first query */
 } hti_tile_args;
 
 /* ---- who sees whom ---- */
@@ -74,9 +77,9 @@ struct ranges {
 };
 
 /* From clusters [lo, hi) to rows and groups of rows. */
-DEVICE void set_ranges(ranges *r, hti_range left, hti_range right, int shift, int64_t end) {
-    int64_t lo0 = left.lo << shift, hi0 = min(left.hi << shift, end);
-    int64_t lo1 = right.lo << shift, hi1 = min(right.hi << shift, end);
+DEVICE void set_ranges(ranges *r, int2 left, int2 right, int shift, int64_t end) {
+    int64_t lo0 = (int64_t)left.x << shift, hi0 = min((int64_t)left.y << shift, end);
+    int64_t lo1 = (int64_t)right.x << shift, hi1 = min((int64_t)right.y << shift, end);
     r->lo0 = (int)(lo0 / GROUP), r->hi0 = (int)((hi0 + GROUP - 1) / GROUP);
     if (r->hi0 < r->lo0) r->hi0 = r->lo0;
     r->lo1 = max((int)(lo1 / GROUP), lo0 < hi0 ? r->hi0 : 0);
@@ -84,31 +87,66 @@ DEVICE void set_ranges(ranges *r, hti_range left, hti_range right, int shift, in
     if (lo1 >= hi1) r->hi1 = r->lo1;
 }
 
+/* hti_keys_left and hti_keys_right without divisions: of the first of some clusters, the begin, of
+ * the last one the end. */
+DEVICE int2 left_keys(const hti_tile_args &t, int clusters, int level, int causal, int first,
+                      int last) {
+    int block = t.a.block, b = block_of(t, last), start = max(b - 1, 0) * block;
+    int lo = max(block_of(t, first) - 1, 0) * block, hi = start;
+    if (level == 0) hi = min(causal ? last + 1 : (b + 2) * block, clusters);
+    if (level > 0 && b > 0) hi = start + (last - b * block < block / 2 ? block / 2 : block);
+    return make_int2(lo, hi);
+}
+
+DEVICE int2 right_keys(const hti_tile_args &t, int clusters, int level, int causal, int first,
+                       int last) {
+    if (level == 0 || causal) return make_int2(0, 0);
+    int block = t.a.block, a = block_of(t, first), b = block_of(t, last);
+    int lo = (a + 1) * block + (first - a * block < block / 2 ? 0 : block / 2);
+    return make_int2(lo, min((b + 2) * block, clusters));
+}
+
 DEVICE ranges keys_seen(const hti_tile_args &t, int length, int level, int first, int last) {
-    int64_t clusters = hti_clusters(length, level), block = t.a.block;
-    int causal = t.a.causal;
-    hti_range left = {hti_keys_left(clusters, block, level, causal, first).lo,
-                      hti_keys_left(clusters, block, level, causal, last).hi};
-    hti_range right = {hti_keys_right(clusters, block, level, causal, first).lo,
-                       hti_keys_right(clusters, block, level, causal, last).hi};
+    int clusters = (int)hti_clusters(length, level);
     ranges r;
-    set_ranges(&r, left, right, 0, clusters);
+    set_ranges(&r, left_keys(t, clusters, level, t.a.causal, first, last),
+               right_keys(t, clusters, level, t.a.causal, first, last), 0, clusters);
     return r;
 }
 
 /* Queries that see keys first ... last; in query fine groups of rows. */
 DEVICE ranges queries_seeing(const hti_tile_args &t, int length, int level, int first, int last) {
-    int64_t clusters = hti_clusters(length, level), block = t.a.block;
-    hti_range left = {hti_keys_left(clusters, block, level, 0, first).lo,
-                      hti_keys_left(clusters, block, level, 0, last).hi};
-    hti_range right = {hti_keys_right(clusters, block, level, 0, first).lo,
-                       hti_keys_right(clusters, block, level, 0, last).hi};
-    if (t.a.causal && level == 0) left.lo = first;
-    if (t.a.causal && level > 0) left.hi = left.lo;
-    int shift = is_fine(t) ? level : 0;
+    int clusters = (int)hti_clusters(length, level), shift = is_fine(t) ? level : 0;
+    int2 left = left_keys(t, clusters, level, 0, first, last);
+    int2 right = right_keys(t, clusters, level, 0, first, last);
+    if (t.a.causal && level == 0) left.x = first;
+    if (t.a.causal && level > 0) left.y = left.x;
     ranges r;
     set_ranges(&r, left, right, shift, shift ? length : clusters);
     return r;
+}
+
+/* ---- where things lie, without long divisions ---- */
+
+/* find_place, quick for batches of equal lengths */
+DEVICE bool find_tile(place *p, const hti_tile_args &t, int level, int size, unsigned tile) {
+    if (!is_even(t.a)) return find_place(p, t.a, level, size, tile);
+    unsigned clusters = ((unsigned)t.a.length + (1u << level) - 1) >> level;
+    unsigned per = (clusters + (unsigned)size - 1) / (unsigned)size;
+    p->sequence = (int)(tile / per);
+    p->first = (int)(tile - (unsigned)p->sequence * per) * size;
+    p->length = t.a.length;
+    p->start = (int64_t)p->sequence * t.a.length;
+    return true;
+}
+
+DEVICE int levels_at(const hti_tile_args &t, const place &p) {
+    return t.a.cu ? levels_of(t.a, p.length) : t.a.levels;
+}
+
+/* hti_cluster_at: rows are fewer than 2^31 */
+DEVICE int64_t cluster_at(const hti_tile_args &t, const place &p, int level) {
+    return t.a.base[level] + (p.start >> level) + (block_of(t, (int)p.start) >> level);
 }
 
 /* ---- rows of one level, as partners or as a thread block's own ---- */
@@ -134,7 +172,7 @@ DEVICE side key_side(const hti_tile_args &t, const place &p, int kv_head, int le
     s.level = level, s.length = p.length;
     s.count = (int)hti_clusters(p.length, level);
     if (level > 0) {
-        int64_t at = hti_cluster_at(a, p.start, level), row = kv_head * a.clusters + at;
+        int64_t at = cluster_at(t, p, level), row = kv_head * a.clusters + at;
         s.x = t.kb + row * a.head_dim, s.y = t.vb + row * a.head_dim;
         s.xs = s.ys = a.head_dim;
         s.n = a.key_mask ? a.kn + at : NULL;
@@ -163,7 +201,7 @@ DEVICE side query_side(const hti_tile_args &t, const place &p, int head, int lev
         if (t.numbers) s.y = bf16_rows(t, a.dout, p, head), s.ys = a.dout.row_stride;
         return s;
     }
-    int64_t at = hti_cluster_at(a, p.start, level), row = head * a.clusters + at;
+    int64_t at = cluster_at(t, p, level), row = head * a.clusters + at;
     s.numbers = t.coarse_numbers ? t.coarse_numbers + row : NULL;
     s.y = t.gb + row * a.head_dim, s.ys = a.head_dim;
     if (a.query == HT_QUERY_MEAN) {
@@ -287,28 +325,24 @@ DEVICE uint32_t group_word(int level, int group) { return (uint32_t)level << 27 
 DEVICE int word_level(uint32_t word) { return (int)(word >> 27); }
 DEVICE int word_first(uint32_t word) { return (int)(word & 0x7ffffff) * GROUP; }
 
-/* What a tile of queries has in shared memory beside its steps. */
+/* A group of keys in the list of a tile of queries. */
+struct alignas(16) group {
+    const bf16 *x, *y; /* the first row's key and value */
+    int xs, ys;        /* from row to row */
+    uint32_t word;     /* level and place */
+    uint16_t seen;     /* what the four warps see of it, 4 bits each */
+    int16_t left;      /* rows there are */
+};
+
+/* What a tile of queries has in shared memory beside its steps and its list. */
 struct query_shared {
     side sides[HTI_CUDA_LEVELS];
-    int steps;
+    int steps, pad[3];
 };
-
-/* A list and, of each group, what the four warps see of it: 4 bits each. */
-struct group_list {
-    uint32_t *words;
-    uint16_t *seen;
-};
-
-/* Bytes of a list; it begins at a multiple of 16. */
-HTI_FN int list_bytes(int most_groups) { return (6 * most_groups + 15) & ~15; }
-
-HTI_FN group_list list_at(char *base, int most_groups) {
-    return {(uint32_t *)base, (uint16_t *)(base + 4 * most_groups)};
-}
 
 /* Levels from..to of the tile at p, by the first warp: a lane per level. With rotary level 0 fills
  * whole steps, so that queries are exchanged between steps. grouped: own rows are clusters. */
-DEVICE void make_list(query_shared *s, uint32_t *list, const hti_tile_args &t, const place &p,
+DEVICE void make_list(query_shared *s, group *list, const hti_tile_args &t, const place &p,
                       int kv_head, int from, int to, bool grouped) {
     int level = from + lane_id();
     ranges r = {0, 0, 0, 0};
@@ -327,59 +361,90 @@ DEVICE void make_list(query_shared *s, uint32_t *list, const hti_tile_args &t, c
     }
     int all = __shfl_sync(ALL_LANES, end, 31), padded = (all + STEP - 1) & ~(STEP - 1);
     for (int i = 0; i < room; i++)
-        list[end - room + i] = i < count ? group_word(level, r.at(i)) : NO_GROUP;
-    if (lane_id() < padded - all) list[all + lane_id()] = NO_GROUP;
+        list[end - room + i].word = i < count ? group_word(level, r.at(i)) : NO_GROUP;
+    if (lane_id() < padded - all) list[all + lane_id()].word = NO_GROUP;
     if (lane_id() == 0) s->steps = padded / STEP;
 }
 
 /* What 16 queries from `own` on see of a group; nothing if they lie beyond the end. */
-DEVICE unsigned sees(const hti_tile_args &t, int own, int count, bool grouped, uint32_t word) {
-    if (word == NO_GROUP || own >= count) return 0;
-    int level = word_level(word), k = word_first(word), shift = grouped ? 0 : level;
-    if (level == 0 && t.a.causal && k > own) return 0;
+DEVICE unsigned sees(const hti_tile_args &t, int own, int count, bool grouped, int level, int k) {
+    int shift = grouped ? 0 : level;
+    if (own >= count || (level == 0 && t.a.causal && k > own)) return 0;
     return sight(t, level, own >> shift, (own + 8) >> shift, k);
 }
 
-/* By all threads, once the list is made; count: queries there are. */
-DEVICE void mark_list(const group_list &list, const hti_tile_args &t, int groups, int first,
+/* By all threads, once the list is made: all that is known of its groups. count: queries. */
+DEVICE void fill_list(group *list, const query_shared *s, const hti_tile_args &t, int first,
                       int count, bool grouped) {
-    for (int i = (int)threadIdx.x; i < groups; i += THREADS) {
-        unsigned seen = 0;
-        for (int w = 0; w < WARPS; w++)
-            seen |= sees(t, first + GROUP * w, count, grouped, list.words[i]) << (4 * w);
-        list.seen[i] = (uint16_t)seen;
+    for (int i = (int)threadIdx.x; i < STEP * s->steps; i += THREADS) {
+        group g = {(const bf16 *)t.a.q.data, (const bf16 *)t.a.q.data, 0, 0, list[i].word, 0, 0};
+        if (g.word != NO_GROUP) {
+            int level = word_level(g.word), k = word_first(g.word);
+            const side &from = s->sides[level];
+            g.x = from.x + k * from.xs, g.y = from.y + k * from.ys;
+            g.xs = (int)from.xs, g.ys = (int)from.ys;
+            g.left = (int16_t)min(GROUP, from.count - k);
+            unsigned seen = 0;
+            for (int w = 0; w < WARPS; w++)
+                seen |= sees(t, first + GROUP * w, count, grouped, level, k) << (4 * w);
+            g.seen = (uint16_t)seen;
+        }
+        list[i] = g;
     }
+}
+
+/* The list of the tile at p, by all threads; they may fetch when it returns. */
+DEVICE void open_list(query_shared *s, group *list, const hti_tile_args &t, const place &p,
+                      int kv_head, int level, int levels) {
+    bool grouped = t.a.coarse;
+    __syncthreads(); /* nobody reads the last one any more */
+    if (warp_id() == 0)
+        make_list(s, list, t, p, kv_head, level, is_fine(t) ? levels : level + 1, grouped);
+    __syncthreads();
+    fill_list(list, s, t, p.first, (int)hti_clusters(p.length, level), grouped);
+    __syncthreads();
 }
 
 /* What this warp sees of a step: 4 bits for each group. */
-DEVICE unsigned step_sight(const group_list &list, int step) {
-    uint2 x = *(const uint2 *)(list.seen + STEP * step);
-    int w = 4 * warp_id();
-    return (x.x >> w & 15) | (x.x >> (16 + w) & 15) << 4 | (x.y >> w & 15) << 8 |
-           (x.y >> (16 + w) & 15) << 12;
+DEVICE unsigned step_sight(const group *groups) {
+    unsigned seen = 0;
+#pragma unroll
+    for (int i = 0; i < STEP; i++) seen |= (groups[i].seen >> (4 * warp_id()) & 15u) << (4 * i);
+    return seen;
 }
 
-/* Groups STEP * step ... of the list into shared memory. */
+/* log2 of the valid rows of row r of a group */
+DEVICE float group_weight(const group &g, int r, const query_shared *s, bool masked) {
+    if (r >= g.left) return HTI_NEG_INF;
+    int level = word_level(g.word), c = word_first(g.word) + r;
+    if (masked) return weight_of(s->sides[level], c);
+    int rows = s->sides[level].length - (c << level);
+    return rows >= 1 << level ? (float)level : log2f((float)rows);
+}
+
+/* A step's four groups into shared memory. */
 template <int D>
-DEVICE void fetch_step(uint32_t to, float *weights, const query_shared *s, const uint32_t *list,
-                       int step, const void *safe) {
+DEVICE void fetch_step(char *to, const hti_tile_args &t, const query_shared *s,
+                       const group *groups) {
     constexpr int CH = D / 8, PASS = THREADS / CH;
     int ch = (int)threadIdx.x % CH, r0 = (int)threadIdx.x / CH;
+    bool masked = t.a.key_mask != NULL;
+    uint32_t at = shared_address(to) + 2 * rows<D>::at(r0, ch);
 #pragma unroll
-    for (int r = r0; r < STEP_ROWS; r += PASS) {
-        uint32_t word = list[STEP * step + r / GROUP];
-        bool some = word != NO_GROUP;
-        const side &from = s->sides[some ? word_level(word) : word_level(list[STEP * step])];
-        int c = word_first(word) + r % GROUP;
-        bool there = some && c < from.count && (!from.mask || from.mask[c]);
-        fetch_row<D>(to, from, safe, r, there, c, c, ch);
+    for (int i = 0; i < STEP_ROWS / PASS; i++) {
+        int r = (r0 + i * PASS) % GROUP;
+        const group &g = groups[(r0 + i * PASS) / GROUP];
+        bool there = r < g.left;
+        if (masked && there && word_level(g.word) == 0)
+            there = s->sides[0].mask[word_first(g.word) + r];
+        if (!there) r = 0;
+        uint32_t where = at + i * PASS * 2 * D; /* the turn of chunks repeats every 8 rows */
+        copy_async_if(where, g.x + r * g.xs + 8 * ch, there);
+        copy_async_if(where + step_shape<D>::SIDE, g.y + r * g.ys + 8 * ch, there);
     }
     int r = (int)threadIdx.x;
-    if (r >= STEP_ROWS) return;
-    uint32_t word = list[STEP * step + r / GROUP];
-    weights[r] = word == NO_GROUP
-                     ? HTI_NEG_INF
-                     : weight_of(s->sides[word_level(word)], word_first(word) + r % GROUP);
+    float *weights = (float *)(to + 2 * step_shape<D>::SIDE);
+    if (r < STEP_ROWS) weights[r] = group_weight(groups[r / GROUP], r % GROUP, s, masked);
 }
 
 /* A warp's 16 queries on their way through the groups. */

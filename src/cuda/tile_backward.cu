@@ -17,7 +17,7 @@ enum { LINE = GROUP + 1 }; /* floats from row to row of ds in shared memory */
 template <int D> struct query_memory {
     char *steps; /* two steps */
     query_shared *queries;
-    group_list list;
+    group *list;
     float *ds;     /* with dbias: [WARPS][GROUP][LINE] */
     float *tables; /* with dbias: [WARPS][4 * block] sums of ds by distance */
     int bytes;
@@ -29,7 +29,7 @@ HTI_FN query_memory<D> query_layout(char *base, int most_groups, int block, bool
     int used = 2 * (int)step_shape<D>::BYTES;
     m.steps = base;
     m.queries = (query_shared *)(base + used), used += (int)sizeof(query_shared);
-    m.list = list_at(base + used, most_groups), used += list_bytes(most_groups);
+    m.list = (group *)(base + used), used += (int)sizeof(group) * most_groups;
     m.ds = dbias ? (float *)(base + used) : NULL, used += dbias ? 4 * WARPS * GROUP * LINE : 0;
     m.tables = (float *)(base + used), used += dbias ? 4 * WARPS * 4 * block : 0;
     m.bytes = used;
@@ -128,13 +128,10 @@ DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_m
     const hti_cuda_args &a = t.a;
     int steps = m.queries->steps;
     auto fetch = [&](int step) {
-        char *to = m.steps + (step & 1) * step_shape<D>::BYTES;
-        fetch_step<D>(shared_address(to), (float *)(to + 2 * step_shape<D>::SIDE), m.queries,
-                      m.list.words, step, a.q.data);
+        fetch_step<D>(m.steps + (step & 1) * step_shape<D>::BYTES, t, m.queries,
+                      m.list + STEP * step);
     };
     if (steps > 0) fetch(0);
-    int count = level > 0 ? (int)hti_clusters(p.length, level) : p.length;
-    mark_list(m.list, t, STEP * steps, p.first, count, a.coarse);
     bool turned = a.turn && level == 0;
     walker w = {own, a.coarse != 0, bias_of(t, head), dropout_of(t, p, head)};
     side queries = query_side(t, p, head, level, turned);
@@ -154,10 +151,10 @@ DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_m
         copy_async_wait();
         __syncthreads(); /* this step has arrived, and nobody reads the other one any more */
         if (step + 1 < steps) fetch(step + 1);
-        const uint32_t *words = m.list.words + STEP * step;
-        unsigned seen = step_sight(m.list, step);
+        const group *groups = m.list + STEP * step;
+        unsigned seen = step_sight(groups);
         const char *here = m.steps + (step & 1) * step_shape<D>::BYTES;
-        if (turned && word_level(words[0]) > 0) {
+        if (turned && word_level(groups[0].word) > 0) {
             turned = false;
             turn_back<D>(o.dq, t, p, own);
             queries = query_side(t, p, head, 0, false);
@@ -167,8 +164,8 @@ DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_m
             unsigned bits = seen >> (4 * i) & 15;
             if (bits)
                 grad_group<D>(o, table, ds, t, w, shared_address(here) + i * GROUP * 2 * D,
-                              (const float *)(here + 2 * step_shape<D>::SIDE) + i * GROUP, words[i],
-                              bits, l);
+                              (const float *)(here + 2 * step_shape<D>::SIDE) + i * GROUP,
+                              groups[i].word, bits, l);
         }
     }
     if (turned) turn_back<D>(o.dq, t, p, own);
@@ -186,19 +183,15 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
         int64_t tile = work / a.q_heads;
         int level = a.coarse ? find_level(a, &tile) : 0;
         place p;
-        if (!find_place(&p, a, level, TILE_ROWS, tile)) continue;
-        int levels = levels_of(a, p.length), own = p.first + GROUP * warp_id();
+        if (!find_tile(&p, t, level, TILE_ROWS, (unsigned)tile)) continue;
+        int levels = levels_at(t, p), own = p.first + GROUP * warp_id();
         query_rows<D> o;
 #pragma unroll
         for (int i = 0; i < D / 8; i++) o.dq[i][0] = o.dq[i][1] = o.dq[i][2] = o.dq[i][3] = 0;
-        __syncthreads();
-        if (warp_id() == 0)
-            make_list(m.queries, m.list.words, t, p, head / a.group, level,
-                      is_fine(t) ? levels : level + 1, a.coarse);
-        __syncthreads();
+        open_list(m.queries, m.list, t, p, head / a.group, level, levels);
         walk_queries<D>(o, t, m, p, head, level, own);
         if (a.coarse) {
-            int64_t at = hti_cluster_at(a, p.start, level) + own;
+            int64_t at = cluster_at(t, p, level) + own;
             store_sums<D>(a.dqt + (head * a.clusters + at) * D, o.dq,
                           (int)hti_clusters(p.length, level) - own);
             continue;

@@ -13,6 +13,8 @@
 
 extern __shared__ float4 hti_shared[];
 
+enum { PIECE = 128 }; /* groups of queries in a piece, and in a chunk of work */
+
 /* Groups of keys that a thread block owns. Query fine: a block of keys or less, since the keys of
  * another block are seen by other rows; but low levels have few rows per key. */
 HTI_FN int key_groups(const hti_tile_args &t, int level) {
@@ -182,7 +184,7 @@ HTI_FN int64_t pieces_of(const hti_tile_args &t, int level) {
     if (t.a.query != HT_QUERY_FINE || level == 0) return 1;
     int64_t most = (int64_t)(t.a.causal ? 1 : 2) * t.a.block << level, length = t.a.length;
     int64_t groups = ((most < length ? most : length) + GROUP - 1) / GROUP;
-    return (groups + t.piece - 1) / t.piece;
+    return (groups + PIECE - 1) / PIECE;
 }
 
 template <int D>
@@ -197,7 +199,7 @@ DEVICE void store_keys(key_rows<D> &o, const hti_tile_args &t, const place &p, i
         return;
     }
     if (o.level > 0) {
-        int64_t at = kv_head * a.clusters + hti_cluster_at(a, p.start, o.level) + o.own;
+        int64_t at = kv_head * a.clusters + cluster_at(t, p, o.level) + o.own;
         int count = (int)hti_clusters(p.length, o.level) - o.own;
         store_sums<D>(a.dkt + at * D, o.dk, count);
         store_sums<D>(a.dvt + at * D, o.dv, count);
@@ -215,27 +217,37 @@ DEVICE void store_keys(key_rows<D> &o, const hti_tile_args &t, const place &p, i
     store_grad<D>(a.dv, o.dv, 1, a.key_mask, t, p, kv_head, o.own);
 }
 
+/* Which level a piece of coarse work belongs to; work becomes its number there. Levels take turns,
+ * so that rows are read again while they are in the L2 cache. */
+DEVICE bool find_work(int *level, int *work, const hti_tile_args &t) {
+    int chunk = *work / t.chunk_work, i = *work - chunk * t.chunk_work, l = 1;
+    while (i >= t.chunk_level[l]) i -= t.chunk_level[l++];
+    *level = l;
+    *work = (chunk - t.chunk_ahead[l]) * t.chunk_level[l] + i;
+    return chunk >= t.chunk_ahead[l] && *work < t.a.level_work[l];
+}
+
 template <int D>
 static __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 1)
     tile_dkdv(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
-    int kv_head = (int)(blockIdx.x % a.kv_heads);
-    int64_t work = blockIdx.x / a.kv_heads;
-    int level = a.coarse ? a.levels - 1 : 0; /* the highest levels have the longest walks */
-    while (a.coarse && work >= a.level_work[level]) work -= a.level_work[level--];
-    int64_t pieces = pieces_of(t, level), number = work * a.kv_heads + kv_head;
+    int kv_head = (int)(blockIdx.x % a.kv_heads), level = 0;
+    int work = (int)(blockIdx.x / a.kv_heads);
+    if (a.coarse && !find_work(&level, &work, t)) return;
+    unsigned pieces = (unsigned)pieces_of(t, level), tile = (unsigned)work / pieces;
+    unsigned piece = (unsigned)work - tile * pieces;
     key_rows<D> o;
     place p;
     o.groups = key_groups(t, level), o.level = level, o.shift = is_fine(t) ? level : 0;
-    if (!find_place(&p, a, level, GROUP * o.groups, work / pieces)) return;
+    if (!find_tile(&p, t, level, GROUP * o.groups, tile)) return;
     o.own = p.first + GROUP * (warp_id() % o.groups);
     side keys = key_side(t, p, kv_head, level);
     key_walk w;
     int last = min(p.first + GROUP * o.groups, keys.count) - 1;
     w.r = queries_seeing(t, p.length, level, p.first, last);
     w.kv_head = kv_head;
-    w.from = pieces > 1 ? (int)min((int64_t)w.r.count(), work % pieces * t.piece) : 0;
-    w.to = pieces > 1 ? min(w.r.count(), w.from + t.piece) : w.r.count();
+    w.from = pieces > 1 ? min(w.r.count(), (int)piece * PIECE) : 0;
+    w.to = pieces > 1 ? min(w.r.count(), w.from + PIECE) : w.r.count();
     load_own<D>(o.k, keys, true, o.own, t.zero);
     load_own<D>(o.v, keys, false, o.own, t.zero);
 #pragma unroll
@@ -247,6 +259,7 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 1)
     }
     walk_keys<D>(o, t, w, p);
     join_splits<D>(o);
+    int64_t number = (int64_t)work * a.kv_heads + kv_head;
     if (warp_id() < o.groups) store_keys<D>(o, t, p, kv_head, pieces > 1 ? number : -1);
 }
 
@@ -261,8 +274,8 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t pieces = pieces_of(t, level);
     place p;
     int i = 4 * (int)(blockIdx.y * THREADS + threadIdx.x), of_values = i >= own * d;
-    if (i >= 2 * own * d || !find_place(&p, a, level, own, tile)) return;
-    int64_t at = kv_head * a.clusters + hti_cluster_at(a, p.start, level) + p.first;
+    if (i >= 2 * own * d || !find_tile(&p, t, level, own, (unsigned)tile)) return;
+    int64_t at = kv_head * a.clusters + cluster_at(t, p, level) + p.first;
     int64_t size = (int64_t)own * 2 * d, step = a.kv_heads * size;
     const float *from =
         a.pieces + t.piece_at[level] * 2 * d + (tile * pieces * a.kv_heads + kv_head) * size + i;
@@ -282,7 +295,6 @@ static __global__ void __launch_bounds__(THREADS)
 int64_t hti_tile_pieces(hti_tile_args *t) {
     hti_cuda_args &a = t->a;
     int64_t rows = 0;
-    t->piece = 128;
     for (int l = 1; l < a.levels; l++) {
         /* room for a packed call: it is cut into more tiles */
         int own = GROUP * key_groups(*t, l);
@@ -293,12 +305,29 @@ int64_t hti_tile_pieces(hti_tile_args *t) {
     return rows;
 }
 
+/* The order of coarse work; returns how much there is, with gaps. */
+static int64_t order_work(hti_tile_args *t) {
+    hti_cuda_args &a = t->a;
+    int64_t chunks = 0, rows = PIECE * GROUP;
+    t->chunk_work = 0;
+    for (int l = 1; l < a.levels; l++) {
+        int64_t own = GROUP * key_groups(*t, l), pieces = pieces_of(*t, l);
+        int64_t each = rows * pieces / (own << l), ahead = ((int64_t)a.block << l) / rows;
+        a.level_work[l] = tiles_of(a, l, (int)own) * pieces;
+        t->chunk_level[l] = (int)(each < 1 ? 1 : each);
+        t->chunk_ahead[l] = a.causal && a.query == HT_QUERY_FINE ? (int)ahead : 0;
+        t->chunk_work += t->chunk_level[l];
+        int64_t end = (a.level_work[l] + t->chunk_level[l] - 1) / t->chunk_level[l];
+        if (chunks < end + t->chunk_ahead[l]) chunks = end + t->chunk_ahead[l];
+    }
+    return chunks * t->chunk_work;
+}
+
 template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t, int coarse) {
     hti_cuda_args &a = t.a;
     size_t shared = 2 * step_shape<D>::BYTES + sizeof(side);
-    a.coarse = coarse, a.work = 0;
-    for (int l = coarse; l < (coarse ? a.levels : 1); l++)
-        a.work += a.level_work[l] = tiles_of(a, l, GROUP * key_groups(t, l)) * pieces_of(t, l);
+    a.coarse = coarse;
+    a.work = coarse ? order_work(&t) : tiles_of(a, 0, GROUP * key_groups(t, 0));
     return hti_cuda_launch(ctx, tile_dkdv<D>, "running the tile kernel for dk and dv",
                            dim3((unsigned)(a.work * a.kv_heads)), THREADS, shared, t);
 }

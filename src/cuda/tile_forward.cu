@@ -10,7 +10,7 @@ extern __shared__ float4 hti_shared[];
 template <int D> struct forward_memory {
     char *steps;           /* two steps */
     query_shared *queries; /* and the list of groups behind it */
-    group_list list;
+    group *list;
     int bytes;
 };
 
@@ -19,7 +19,7 @@ template <int D> HTI_FN forward_memory<D> forward_layout(char *base, int most_gr
     int used = 2 * (int)step_shape<D>::BYTES;
     m.steps = base;
     m.queries = (query_shared *)(base + used), used += (int)sizeof(query_shared);
-    m.list = list_at(base + used, most_groups), used += list_bytes(most_groups);
+    m.list = (group *)(base + used), used += (int)sizeof(group) * most_groups;
     m.bytes = used;
     return m;
 }
@@ -83,7 +83,7 @@ template <int D> DEVICE void soften_step(float x[2 * STEP][4], state<D> &s, unsi
 /* One step in shared memory at `at`. */
 template <int D>
 DEVICE void attend_step(state<D> &s, const hti_tile_args &t, const walker &w, const frag<D> &q,
-                        uint32_t at, const float *weights, const uint32_t *words, unsigned seen,
+                        uint32_t at, const float *weights, const group *groups, unsigned seen,
                         const lanes<D> &l) {
     float x[2 * STEP][4];
 #pragma unroll
@@ -91,15 +91,15 @@ DEVICE void attend_step(state<D> &s, const hti_tile_args &t, const walker &w, co
         unsigned bits = seen >> (4 * i) & 15;
         if (bits)
             score_group<D>(x + 2 * i, t, w, q, at + i * GROUP * 2 * D, weights + i * GROUP,
-                           words[i], bits, l);
+                           groups[i].word, bits, l);
     }
     soften_step<D>(x, s, seen);
 #pragma unroll
     for (int i = 0; i < STEP; i++) {
         if (!(seen >> (4 * i) & 15)) continue;
         if (t.a.threshold) {
-            unsigned keeps =
-                keeps_of_rows(t, w.drop, word_level(words[i]), w.own, word_first(words[i]));
+            unsigned keeps = keeps_of_rows(t, w.drop, word_level(groups[i].word), w.own,
+                                           word_first(groups[i].word));
 #pragma unroll
             for (int e = 0; e < 8; e++)
                 x[2 * i + e / 4][e % 4] = keeps >> e & 1 ? x[2 * i + e / 4][e % 4] * t.a.keep : 0;
@@ -127,12 +127,12 @@ template <int D, typename Z> DEVICE void merge_row(state<D> &s, int h, float lse
 /* Level 1, and level 2 with all that came down to it. */
 template <int D>
 DEVICE void merge_levels(state<D> &s, const hti_tile_args &t, const place &p, int head, int own) {
-    int g = lane_id() >> 2, c = lane_id() & 3, last = min(levels_of(t.a, p.length) - 1, 2);
+    int g = lane_id() >> 2, c = lane_id() & 3, last = min(levels_at(t, p) - 1, 2);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int row = min(own + 8 * h + g, p.length - 1);
         for (int level = last; level >= 1; level--) {
-            int64_t at = head * t.a.clusters + hti_cluster_at(t.a, p.start, level) + (row >> level);
+            int64_t at = head * t.a.clusters + cluster_at(t, p, level) + (row >> level);
             const bf16 *z = t.zb + at * D + 2 * c;
             merge_row<D>(s, h, t.zl[at],
                          [&](int i) { return unpack2(*(const uint32_t *)(z + 8 * i)); });
@@ -149,7 +149,7 @@ DEVICE void store_state(const state<D> &s, const hti_tile_args &t, const place &
     const hti_cuda_args &a = t.a;
     int g = lane_id() >> 2, c = lane_id() & 3;
     int count = (int)hti_clusters(p.length, level);
-    int64_t coarse = level ? head * a.clusters + hti_cluster_at(a, p.start, level) : 0;
+    int64_t coarse = level ? head * a.clusters + cluster_at(t, p, level) : 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float sum = s.l[h];
@@ -186,21 +186,15 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
     int64_t tile = blockIdx.x / a.q_heads;
     int level = a.coarse ? find_level(a, &tile) : 0;
     place p;
-    if (!find_place(&p, a, level, TILE_ROWS, tile)) return;
-    int levels = levels_of(a, p.length), own = p.first + GROUP * warp_id();
-    if (warp_id() == 0)
-        make_list(m.queries, m.list.words, t, p, head / a.group, level,
-                  is_fine(t) ? levels : level + 1, a.coarse);
-    __syncthreads();
+    if (!find_tile(&p, t, level, TILE_ROWS, (unsigned)tile)) return;
+    int levels = levels_at(t, p), own = p.first + GROUP * warp_id();
+    open_list(m.queries, m.list, t, p, head / a.group, level, levels);
     int steps = m.queries->steps;
     auto fetch = [&](int step) {
-        char *to = m.steps + (step & 1) * step_shape<D>::BYTES;
-        fetch_step<D>(shared_address(to), (float *)(to + 2 * step_shape<D>::SIDE), m.queries,
-                      m.list.words, step, a.q.data);
+        fetch_step<D>(m.steps + (step & 1) * step_shape<D>::BYTES, t, m.queries,
+                      m.list + STEP * step);
     };
     if (steps > 0) fetch(0);
-    int count = level > 0 ? (int)hti_clusters(p.length, level) : p.length;
-    mark_list(m.list, t, STEP * steps, p.first, count, a.coarse);
 
     bool turned = a.turn && level == 0;
     walker w = {own, a.coarse != 0, bias_of(t, head), dropout_of(t, p, head)};
@@ -215,17 +209,17 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
         copy_async_wait();
         __syncthreads(); /* this step has arrived, and nobody reads the other one any more */
         if (step + 1 < steps) fetch(step + 1);
-        const uint32_t *words = m.list.words + STEP * step;
-        unsigned seen = step_sight(m.list, step);
+        const group *groups = m.list + STEP * step;
+        unsigned seen = step_sight(groups);
         const char *here = m.steps + (step & 1) * step_shape<D>::BYTES;
-        if (turned && word_level(words[0]) > 0) { /* coarse levels take the query unturned */
+        if (turned && word_level(groups[0].word) > 0) { /* coarse levels take the query unturned */
             turned = false;
             queries = query_side(t, p, head, 0, false);
             load_own<D>(q, queries, true, own, t.zero);
         }
         if (seen)
             attend_step<D>(s, t, w, q, shared_address(here),
-                           (const float *)(here + 2 * step_shape<D>::SIDE), words, seen, l);
+                           (const float *)(here + 2 * step_shape<D>::SIDE), groups, seen, l);
     }
     if (own >= queries.count) return;
     if (!a.coarse && !is_fine(t) && levels > 1) merge_levels<D>(s, t, p, head, own);

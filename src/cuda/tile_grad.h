@@ -13,11 +13,11 @@
 template <int D, typename Share>
 DEVICE void add_levels(float x[D / 8][4], const float *grads, const hti_tile_args &t,
                        const place &p, int head, int own, Share share) {
-    int g = lane_id() >> 2, c = 2 * (lane_id() & 3), last = min(levels_of(t.a, p.length) - 1, 2);
+    int g = lane_id() >> 2, c = 2 * (lane_id() & 3), last = min(levels_at(t, p) - 1, 2);
 #pragma unroll
     for (int level = 1; level <= 2; level++) {
         if (level > last) break;
-        int64_t at = hti_cluster_at(t.a, p.start, level);
+        int64_t at = cluster_at(t, p, level);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int row = min(own + 8 * h + g, p.length - 1);
