@@ -18,7 +18,10 @@
 #include "cuda/generic_tile.h"
 #include "cuda/hier_tile.h"
 
-enum { GROUP = 16, STEP = 4, STEP_ROWS = GROUP * STEP, TILE_ROWS = GROUP * WARPS };
+enum { GROUP = 16, STEP = 4, STEP_ROWS = GROUP * STEP };
+
+/* Thread blocks that own queries. */
+enum { QUERY_WARPS = 8, QUERY_THREADS = 32 * QUERY_WARPS, TILE_ROWS = GROUP * QUERY_WARPS };
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.69314718055994531f
@@ -326,12 +329,12 @@ DEVICE int word_level(uint32_t word) { return (int)(word >> 27); }
 DEVICE int word_first(uint32_t word) { return (int)(word & 0x7ffffff) * GROUP; }
 
 /* A group of keys in the list of a tile of queries. */
-struct alignas(16) group {
+struct group {
     const bf16 *x, *y; /* the first row's key and value */
     int xs, ys;        /* from row to row */
     uint32_t word;     /* level and place */
-    uint16_t seen;     /* what the four warps see of it, 4 bits each */
-    int16_t left;      /* rows there are */
+    uint32_t seen;     /* what the warps see of it, 4 bits each */
+    int left;          /* rows there are */
 };
 
 /* What a tile of queries has in shared memory beside its steps and its list. */
@@ -376,18 +379,16 @@ DEVICE unsigned sees(const hti_tile_args &t, int own, int count, bool grouped, i
 /* By all threads, once the list is made: all that is known of its groups. count: queries. */
 DEVICE void fill_list(group *list, const query_shared *s, const hti_tile_args &t, int first,
                       int count, bool grouped) {
-    for (int i = (int)threadIdx.x; i < STEP * s->steps; i += THREADS) {
+    for (int i = (int)threadIdx.x; i < STEP * s->steps; i += QUERY_THREADS) {
         group g = {(const bf16 *)t.a.q.data, (const bf16 *)t.a.q.data, 0, 0, list[i].word, 0, 0};
         if (g.word != NO_GROUP) {
             int level = word_level(g.word), k = word_first(g.word);
             const side &from = s->sides[level];
             g.x = from.x + k * from.xs, g.y = from.y + k * from.ys;
             g.xs = (int)from.xs, g.ys = (int)from.ys;
-            g.left = (int16_t)min(GROUP, from.count - k);
-            unsigned seen = 0;
-            for (int w = 0; w < WARPS; w++)
-                seen |= sees(t, first + GROUP * w, count, grouped, level, k) << (4 * w);
-            g.seen = (uint16_t)seen;
+            g.left = min(GROUP, from.count - k);
+            for (int w = 0; w < QUERY_WARPS; w++)
+                g.seen |= sees(t, first + GROUP * w, count, grouped, level, k) << (4 * w);
         }
         list[i] = g;
     }
@@ -422,16 +423,22 @@ DEVICE float group_weight(const group &g, int r, const query_shared *s, bool mas
     return rows >= 1 << level ? (float)level : log2f((float)rows);
 }
 
+/* Kernels are compiled twice: PLAIN ones know that there is no bias, dropout or mask. */
+HTI_FN bool is_plain(const hti_cuda_args &a) {
+    return !a.bias && !a.threshold && !a.key_mask && !a.query_mask;
+}
+
 /* A step's four groups into shared memory. */
-template <int D>
+template <int D, bool PLAIN>
 DEVICE void fetch_step(char *to, const hti_tile_args &t, const query_shared *s,
                        const group *groups) {
-    constexpr int CH = D / 8, PASS = THREADS / CH;
+    constexpr int CH = D / 8, MOST = QUERY_THREADS / CH, PASS = MOST < STEP_ROWS ? MOST : STEP_ROWS;
     int ch = (int)threadIdx.x % CH, r0 = (int)threadIdx.x / CH;
-    bool masked = t.a.key_mask != NULL;
+    bool masked = !PLAIN && t.a.key_mask;
     uint32_t at = shared_address(to) + 2 * rows<D>::at(r0, ch);
 #pragma unroll
     for (int i = 0; i < STEP_ROWS / PASS; i++) {
+        if (MOST > PASS && r0 >= PASS) break;
         int r = (r0 + i * PASS) % GROUP;
         const group &g = groups[(r0 + i * PASS) / GROUP];
         bool there = r < g.left;

@@ -18,8 +18,8 @@ template <int D> struct query_memory {
     char *steps; /* two steps */
     query_shared *queries;
     group *list;
-    float *ds;     /* with dbias: [WARPS][GROUP][LINE] */
-    float *tables; /* with dbias: [WARPS][4 * block] sums of ds by distance */
+    float *ds;     /* with dbias: [QUERY_WARPS][GROUP][LINE] */
+    float *tables; /* with dbias: [QUERY_WARPS][4 * block] sums of ds by distance */
     int bytes;
 };
 
@@ -30,8 +30,9 @@ HTI_FN query_memory<D> query_layout(char *base, int most_groups, int block, bool
     m.steps = base;
     m.queries = (query_shared *)(base + used), used += (int)sizeof(query_shared);
     m.list = (group *)(base + used), used += (int)sizeof(group) * most_groups;
-    m.ds = dbias ? (float *)(base + used) : NULL, used += dbias ? 4 * WARPS * GROUP * LINE : 0;
-    m.tables = (float *)(base + used), used += dbias ? 4 * WARPS * 4 * block : 0;
+    m.ds = dbias ? (float *)(base + used) : NULL,
+    used += dbias ? 4 * QUERY_WARPS * GROUP * LINE : 0;
+    m.tables = (float *)(base + used), used += dbias ? 4 * QUERY_WARPS * 4 * block : 0;
     m.bytes = used;
     return m;
 }
@@ -66,13 +67,13 @@ DEVICE void add_bias(float *table, float *ds, const float x[2][4], const hti_til
 }
 
 /* One group of keys in shared memory at `at`. */
-template <int D>
+template <int D, bool PLAIN>
 DEVICE void grad_group(query_rows<D> &o, float *table, float *ds, const hti_tile_args &t,
                        const walker &w, uint32_t at, const float *weights, uint32_t word,
                        unsigned bits, const lanes<D> &l) {
     int g = lane_id() >> 2, c = lane_id() & 3, level = word_level(word), k = word_first(word);
     veil hidden = {bits, t.a.causal && level == 0 && k + GROUP > w.own, w.own - k};
-    unsigned keeps = t.a.threshold ? keeps_of_rows(t, w.drop, level, w.own, k) : 0;
+    unsigned keeps = !PLAIN && t.a.threshold ? keeps_of_rows(t, w.drop, level, w.own, k) : 0;
     float x[2][4], gv[2][4];
 #pragma unroll
     for (int b = 0; b < 2; b++) {
@@ -88,11 +89,11 @@ DEVICE void grad_group(query_rows<D> &o, float *table, float *ds, const hti_tile
         for (int e = 0; e < 4; e++) {
             int h = e >> 1;
             float add = e & 1 ? n.y : n.x, into = gv[b][e];
-            if (w.bias) {
+            if (!PLAIN && w.bias) {
                 int row = w.own + 8 * h + g;
                 add += w.bias[k + 8 * b + 2 * c + (e & 1) - (w.grouped ? row : row >> level)];
             }
-            if (t.a.threshold) into = keeps >> (4 * b + e) & 1 ? into * t.a.keep : 0;
+            if (!PLAIN && t.a.threshold) into = keeps >> (4 * b + e) & 1 ? into * t.a.keep : 0;
             x[b][e] = exp2_fast(fmaf(x[b][e], t.scale2, add) - o.m[h]) * (into - o.h[h]);
         }
     }
@@ -101,7 +102,7 @@ DEVICE void grad_group(query_rows<D> &o, float *table, float *ds, const hti_tile
         for (int e = 0; e < 8; e++)
             if (hides<false>(hidden, e / 4, e % 4)) x[e / 4][e % 4] = 0;
     }
-    if (table) add_bias<D>(table, ds, x, t, w, level, k);
+    if (!PLAIN && table) add_bias<D>(table, ds, x, t, w, level, k);
     add_values<D>(o.dq, x[0], x[1], at, l);
 }
 
@@ -122,14 +123,14 @@ DEVICE void add_coarse(float x[D / 8][4], const hti_tile_args &t, const place &p
 }
 
 /* The walk of one tile; everything that all its warps do together. */
-template <int D>
+template <int D, bool PLAIN>
 DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_memory<D> &m,
                          const place &p, int head, int level, int own) {
     const hti_cuda_args &a = t.a;
     int steps = m.queries->steps;
     auto fetch = [&](int step) {
-        fetch_step<D>(m.steps + (step & 1) * step_shape<D>::BYTES, t, m.queries,
-                      m.list + STEP * step);
+        fetch_step<D, PLAIN>(m.steps + (step & 1) * step_shape<D>::BYTES, t, m.queries,
+                             m.list + STEP * step);
     };
     if (steps > 0) fetch(0);
     bool turned = a.turn && level == 0;
@@ -163,22 +164,23 @@ DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_m
         for (int i = 0; seen >> (4 * i); i++) {
             unsigned bits = seen >> (4 * i) & 15;
             if (bits)
-                grad_group<D>(o, table, ds, t, w, shared_address(here) + i * GROUP * 2 * D,
-                              (const float *)(here + 2 * step_shape<D>::SIDE) + i * GROUP,
-                              groups[i].word, bits, l);
+                grad_group<D, PLAIN>(o, table, ds, t, w, shared_address(here) + i * GROUP * 2 * D,
+                                     (const float *)(here + 2 * step_shape<D>::SIDE) + i * GROUP,
+                                     groups[i].word, bits, l);
         }
     }
     if (turned) turn_back<D>(o.dq, t, p, own);
 }
 
-template <int D>
-static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
+template <int D, bool PLAIN>
+static __global__ void __launch_bounds__(QUERY_THREADS, D <= 64 ? 2 : 1)
     tile_dq(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
     query_memory<D> m =
-        query_layout<D>((char *)hti_shared, t.most_groups, a.block, a.dbias != NULL);
+        query_layout<D>((char *)hti_shared, t.most_groups, a.block, !PLAIN && a.dbias);
     int head = (int)(blockIdx.x % a.q_heads); /* the grid is a multiple of q_heads */
-    for (int i = (int)threadIdx.x; m.ds && i < WARPS * 4 * a.block; i += THREADS) m.tables[i] = 0;
+    for (int i = (int)threadIdx.x; m.ds && i < QUERY_WARPS * 4 * a.block; i += QUERY_THREADS)
+        m.tables[i] = 0;
     for (int64_t work = blockIdx.x; work < a.work; work += gridDim.x) {
         int64_t tile = work / a.q_heads;
         int level = a.coarse ? find_level(a, &tile) : 0;
@@ -189,7 +191,7 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
 #pragma unroll
         for (int i = 0; i < D / 8; i++) o.dq[i][0] = o.dq[i][1] = o.dq[i][2] = o.dq[i][3] = 0;
         open_list(m.queries, m.list, t, p, head / a.group, level, levels);
-        walk_queries<D>(o, t, m, p, head, level, own);
+        walk_queries<D, PLAIN>(o, t, m, p, head, level, own);
         if (a.coarse) {
             int64_t at = cluster_at(t, p, level) + own;
             store_sums<D>(a.dqt + (head * a.clusters + at) * D, o.dq,
@@ -203,9 +205,9 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
     if (!m.ds) return;
     __syncthreads();
     float *out = a.bias_part + (int64_t)blockIdx.x * (4 * a.block - 1);
-    for (int i = (int)threadIdx.x; i < 4 * a.block - 1; i += THREADS) {
+    for (int i = (int)threadIdx.x; i < 4 * a.block - 1; i += QUERY_THREADS) {
         float sum = 0;
-        for (int w = 0; w < WARPS; w++) sum += m.tables[w * 4 * a.block + i];
+        for (int w = 0; w < QUERY_WARPS; w++) sum += m.tables[w * 4 * a.block + i];
         out[i] += sum;
     }
 }
@@ -234,8 +236,9 @@ template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t,
         a.work += a.level_work[l] = tiles_of(a, l, TILE_ROWS);
     a.work *= a.q_heads;
     dim3 grid((unsigned)(a.dbias ? (int64_t)a.bias_parts * a.q_heads : a.work));
-    return hti_cuda_launch(ctx, tile_dq<D>, "running the tile kernel for dq", grid, THREADS, shared,
-                           t);
+    void (*kernel)(hti_tile_args) = is_plain(a) ? tile_dq<D, true> : tile_dq<D, false>;
+    return hti_cuda_launch(ctx, kernel, "running the tile kernel for dq", grid, QUERY_THREADS,
+                           shared, t);
 }
 
 static ht_status launch_dq(const ht_context *ctx, const hti_tile_args &t, int coarse) {

@@ -31,13 +31,13 @@ template <int D> struct key_rows {
 };
 
 /* One group of 16 queries (rows `first` ...) in shared memory at `at`; numbers: their (m, h). */
-template <int D>
+template <int D, bool PLAIN>
 DEVICE void grad_group(key_rows<D> &o, const hti_tile_args &t, const float *bias,
                        const dropout &drop, uint32_t at, const float *numbers, int first,
                        unsigned bits, const lanes<D> &l) {
     int g = lane_id() >> 2, c = lane_id() & 3;
     veil hidden = {bits, t.a.causal && o.level == 0 && first < o.own + GROUP, o.own - first};
-    unsigned keeps = t.a.threshold ? keeps_of_columns(t, drop, o.level, first, o.own) : 0;
+    unsigned keeps = !PLAIN && t.a.threshold ? keeps_of_columns(t, drop, o.level, first, o.own) : 0;
     float x[2][4], gv[2][4];
 #pragma unroll
     for (int b = 0; b < 2; b++) {
@@ -53,11 +53,11 @@ DEVICE void grad_group(key_rows<D> &o, const hti_tile_args &t, const float *bias
         for (int e = 0; e < 4; e++) {
             int h = e >> 1;
             float add = o.weight[h], m = e & 1 ? n.z : n.x, less = e & 1 ? n.w : n.y, r = 1;
-            if (bias) {
+            if (!PLAIN && bias) {
                 int row = first + 8 * b + 2 * c + (e & 1);
                 add += bias[o.own + 8 * h + g - (row >> o.shift)];
             }
-            if (t.a.threshold) r = keeps >> (4 * b + e) & 1 ? t.a.keep : 0;
+            if (!PLAIN && t.a.threshold) r = keeps >> (4 * b + e) & 1 ? t.a.keep : 0;
             float p = exp2_fast(fmaf(x[b][e], t.scale2, add) - m);
             gv[b][e] = p * (r * gv[b][e] - less);
             x[b][e] = p * r;
@@ -112,7 +112,7 @@ DEVICE void fetch_queries(char *to, const hti_tile_args &t, const key_walk &w, c
 }
 
 /* This warp's share of the groups at..at + 3 of head q_head, in shared memory. */
-template <int D>
+template <int D, bool PLAIN>
 DEVICE void grad_step(key_rows<D> &o, const hti_tile_args &t, const key_walk &w, const place &p,
                       const char *here, int q_head, int at, const lanes<D> &l) {
     const float *bias = bias_of(t, q_head);
@@ -121,14 +121,14 @@ DEVICE void grad_step(key_rows<D> &o, const hti_tile_args &t, const key_walk &w,
         unsigned bits = sight(t, o.level, first >> o.shift, (first + 8) >> o.shift, o.own);
         if (t.a.causal && o.level == 0 && first + GROUP <= o.own) bits = 0;
         if (bits)
-            grad_group<D>(
+            grad_group<D, PLAIN>(
                 o, t, bias, dropout_of(t, p, q_head), shared_address(here) + i * GROUP * 2 * D,
                 (const float *)(here + 2 * step_shape<D>::SIDE) + 2 * i * GROUP, first, bits, l);
     }
 }
 
 /* Every head of the group, one after the other; rows travel a step ahead. */
-template <int D>
+template <int D, bool PLAIN>
 DEVICE void walk_keys(key_rows<D> &o, const hti_tile_args &t, const key_walk &w, const place &p) {
     char *steps = (char *)hti_shared;
     side *s = (side *)(steps + 2 * step_shape<D>::BYTES); /* of the head whose rows are brought */
@@ -152,7 +152,7 @@ DEVICE void walk_keys(key_rows<D> &o, const hti_tile_args &t, const key_walk &w,
             copy_async_wait();
             __syncthreads(); /* this step has arrived, and nobody reads the other one any more */
             if (next < end) fetch(stage ^ 1);
-            grad_step<D>(o, t, w, p, steps + stage * step_shape<D>::BYTES, head, at, l);
+            grad_step<D, PLAIN>(o, t, w, p, steps + stage * step_shape<D>::BYTES, head, at, l);
         }
     }
 }
@@ -227,7 +227,7 @@ DEVICE bool find_work(int *level, int *work, const hti_tile_args &t) {
     return chunk >= t.chunk_ahead[l] && *work < t.a.level_work[l];
 }
 
-template <int D>
+template <int D, bool PLAIN>
 static __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 1)
     tile_dkdv(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
@@ -257,7 +257,7 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 1)
         o.dk[i][0] = o.dk[i][1] = o.dk[i][2] = o.dk[i][3] = 0;
         o.dv[i][0] = o.dv[i][1] = o.dv[i][2] = o.dv[i][3] = 0;
     }
-    walk_keys<D>(o, t, w, p);
+    walk_keys<D, PLAIN>(o, t, w, p);
     join_splits<D>(o);
     int64_t number = (int64_t)work * a.kv_heads + kv_head;
     if (warp_id() < o.groups) store_keys<D>(o, t, p, kv_head, pieces > 1 ? number : -1);
@@ -328,7 +328,8 @@ template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t,
     size_t shared = 2 * step_shape<D>::BYTES + sizeof(side);
     a.coarse = coarse;
     a.work = coarse ? order_work(&t) : tiles_of(a, 0, GROUP * key_groups(t, 0));
-    return hti_cuda_launch(ctx, tile_dkdv<D>, "running the tile kernel for dk and dv",
+    void (*kernel)(hti_tile_args) = is_plain(a) ? tile_dkdv<D, true> : tile_dkdv<D, false>;
+    return hti_cuda_launch(ctx, kernel, "running the tile kernel for dk and dv",
                            dim3((unsigned)(a.work * a.kv_heads)), THREADS, shared, t);
 }
 

@@ -1,5 +1,5 @@
 /*
- * Forward of the tile kernels. Query fine and kind local: a tile of 64 rows walks over all levels
+ * Forward of the tile kernels. Query fine and kind local: a tile of 128 rows walks over all levels
  * it sees. mean and first: one launch over the coarse levels leaves every coarse query's output
  * and lse, and the launch over level 0 merges what the clusters above a row left.
  */
@@ -25,7 +25,7 @@ template <int D> HTI_FN forward_memory<D> forward_layout(char *base, int most_gr
 }
 
 /* Scores of one group, log2 units; -inf: not seen. x: 2 x 8 keys */
-template <int D>
+template <int D, bool PLAIN>
 DEVICE void score_group(float (*x)[4], const hti_tile_args &t, const walker &w, const frag<D> &q,
                         uint32_t at, const float *weights, uint32_t word, unsigned bits,
                         const lanes<D> &l) {
@@ -41,7 +41,7 @@ DEVICE void score_group(float (*x)[4], const hti_tile_args &t, const walker &w, 
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float add = e & 1 ? n.y : n.x;
-            if (w.bias) {
+            if (!PLAIN && w.bias) {
                 int row = w.own + 8 * (e >> 1) + g;
                 add += w.bias[k + 8 * b + 2 * c + (e & 1) - (w.grouped ? row : row >> level)];
             }
@@ -81,7 +81,7 @@ template <int D> DEVICE void soften_step(float x[2 * STEP][4], state<D> &s, unsi
 }
 
 /* One step in shared memory at `at`. */
-template <int D>
+template <int D, bool PLAIN>
 DEVICE void attend_step(state<D> &s, const hti_tile_args &t, const walker &w, const frag<D> &q,
                         uint32_t at, const float *weights, const group *groups, unsigned seen,
                         const lanes<D> &l) {
@@ -90,14 +90,14 @@ DEVICE void attend_step(state<D> &s, const hti_tile_args &t, const walker &w, co
     for (int i = 0; i < STEP; i++) {
         unsigned bits = seen >> (4 * i) & 15;
         if (bits)
-            score_group<D>(x + 2 * i, t, w, q, at + i * GROUP * 2 * D, weights + i * GROUP,
-                           groups[i].word, bits, l);
+            score_group<D, PLAIN>(x + 2 * i, t, w, q, at + i * GROUP * 2 * D, weights + i * GROUP,
+                                  groups[i].word, bits, l);
     }
     soften_step<D>(x, s, seen);
 #pragma unroll
     for (int i = 0; i < STEP; i++) {
         if (!(seen >> (4 * i) & 15)) continue;
-        if (t.a.threshold) {
+        if (!PLAIN && t.a.threshold) {
             unsigned keeps = keeps_of_rows(t, w.drop, word_level(groups[i].word), w.own,
                                            word_first(groups[i].word));
 #pragma unroll
@@ -177,8 +177,8 @@ DEVICE void store_state(const state<D> &s, const hti_tile_args &t, const place &
 
 /* ---- the kernel ---- */
 
-template <int D>
-static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
+template <int D, bool PLAIN>
+static __global__ void __launch_bounds__(QUERY_THREADS, D <= 64 ? 2 : 1)
     tile_attend(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
     forward_memory<D> m = forward_layout<D>((char *)hti_shared, t.most_groups);
@@ -191,8 +191,8 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
     open_list(m.queries, m.list, t, p, head / a.group, level, levels);
     int steps = m.queries->steps;
     auto fetch = [&](int step) {
-        fetch_step<D>(m.steps + (step & 1) * step_shape<D>::BYTES, t, m.queries,
-                      m.list + STEP * step);
+        fetch_step<D, PLAIN>(m.steps + (step & 1) * step_shape<D>::BYTES, t, m.queries,
+                             m.list + STEP * step);
     };
     if (steps > 0) fetch(0);
 
@@ -218,8 +218,8 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
             load_own<D>(q, queries, true, own, t.zero);
         }
         if (seen)
-            attend_step<D>(s, t, w, q, shared_address(here),
-                           (const float *)(here + 2 * step_shape<D>::SIDE), groups, seen, l);
+            attend_step<D, PLAIN>(s, t, w, q, shared_address(here),
+                                  (const float *)(here + 2 * step_shape<D>::SIDE), groups, seen, l);
     }
     if (own >= queries.count) return;
     if (!a.coarse && !is_fine(t) && levels > 1) merge_levels<D>(s, t, p, head, own);
@@ -231,17 +231,18 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
 template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t) {
     size_t shared = (size_t)forward_layout<D>(NULL, t.most_groups).bytes;
     hti_cuda_args &a = t.a;
+    void (*kernel)(hti_tile_args) = is_plain(a) ? tile_attend<D, true> : tile_attend<D, false>;
     if (a.levels > 1 && a.query != HT_QUERY_FINE) {
         a.coarse = 1, a.work = 0;
         for (int l = 1; l < a.levels; l++) a.work += a.level_work[l] = tiles_of(a, l, TILE_ROWS);
         a.work *= a.q_heads;
-        TRY(hti_cuda_launch(ctx, tile_attend<D>, "running the tile kernel for coarse queries",
-                            dim3((unsigned)a.work), THREADS, shared, t));
+        TRY(hti_cuda_launch(ctx, kernel, "running the tile kernel for coarse queries",
+                            dim3((unsigned)a.work), QUERY_THREADS, shared, t));
         TRY(hti_tile_lower_outputs(ctx, t));
     }
     a.coarse = 0, a.work = tiles_of(a, 0, TILE_ROWS) * a.q_heads;
-    return hti_cuda_launch(ctx, tile_attend<D>, "running the tile kernel", dim3((unsigned)a.work),
-                           THREADS, shared, t);
+    return hti_cuda_launch(ctx, kernel, "running the tile kernel", dim3((unsigned)a.work),
+                           QUERY_THREADS, shared, t);
 }
 
 ht_status hti_tile_run_forward(const ht_context *ctx, hti_tile_args t) {
