@@ -299,6 +299,28 @@ DEVICE void read_weighted(weighted &w, const hti_tile_args &t, const column &me,
                          : tensor_row<const bf16>(a.dout, a, me.p, me.head, c) + me.x);
 }
 
+/* Folds the rows that get(r) gives. */
+template <typename Get>
+DEVICE void fold_weighted(const hti_tile_args &t, const targets &to, const column &me, Get get) {
+    weighted left[STEPS];
+#pragma unroll
+    for (int r = 0; r < FOLD; r++) {
+        weighted w = get(r);
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            if (carries(r, step)) {
+                join(w, left[step]);
+                if (r >> (step + 1) >= to.count[step]) continue;
+                int64_t at = me.head * t.a.clusters + to.at[step] + (r >> (step + 1));
+                *(uint4 *)(t.gb + at * t.a.head_dim + me.x) = pack8(w.g);
+                if (me.x == 0) t.coarse_numbers[at] = make_float2(w.m, w.h);
+            } else if (stops(r, step)) {
+                left[step] = w;
+            }
+        }
+    }
+}
+
 static __global__ void __launch_bounds__(COLUMNS)
     tile_restrict(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
@@ -307,24 +329,31 @@ static __global__ void __launch_bounds__(COLUMNS)
     int64_t from = a.stage ? hti_cluster_at(a, me.p.start, a.stage) : 0;
     targets to;
     find_targets(&to, a, me.p);
-    weighted left[STEPS];
-#pragma unroll
-    for (int r = 0; r < FOLD; r++) {
-        weighted w;
-        read_weighted(w, t, me, from, me.p.first + r);
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            if (carries(r, step)) {
-                join(w, left[step]);
-                if (r >> (step + 1) >= to.count[step]) continue;
-                int64_t at = me.head * a.clusters + to.at[step] + (r >> (step + 1));
-                *(uint4 *)(t.gb + at * a.head_dim + me.x) = pack8(w.g);
-                if (me.x == 0) t.coarse_numbers[at] = make_float2(w.m, w.h);
-            } else if (stops(r, step)) {
-                left[step] = w;
-            }
-        }
+    if (a.key_mask || a.query_mask || (int64_t)(me.p.first + FOLD) << a.stage > me.p.length) {
+        fold_weighted(t, to, me, [&](int r) {
+            weighted w;
+            read_weighted(w, t, me, from, me.p.first + r);
+            return w;
+        });
+        return;
     }
+    /* every row sees a key: all that is read is on its way before the first is used */
+    int64_t at = a.stage ? me.head * a.clusters + from : me.head * a.rows + me.p.start;
+    const float2 *numbers = (a.stage ? t.coarse_numbers : t.numbers) + at + me.p.first;
+    const bf16 *rows = a.stage ? t.gb + (at + me.p.first) * a.head_dim
+                               : tensor_row<const bf16>(a.dout, a, me.p, me.head, me.p.first);
+    int64_t stride = a.stage ? a.head_dim : a.dout.row_stride;
+    uint4 x[FOLD];
+    float2 n[FOLD];
+#pragma unroll
+    for (int r = 0; r < FOLD; r++) x[r] = *(const uint4 *)(rows + r * stride + me.x);
+#pragma unroll
+    for (int r = 0; r < FOLD; r++) n[r] = numbers[r];
+    fold_weighted(t, to, me, [&](int r) {
+        weighted w = {n[r].x, n[r].y, {0, 0, 0, 0, 0, 0, 0, 0}};
+        add_chunk(w.g, x[r]);
+        return w;
+    });
 }
 
 ht_status hti_tile_restrict(const ht_context *ctx, const hti_tile_args &args) {
