@@ -462,20 +462,27 @@ struct walker {
     dropout drop;
 };
 
-/* What rows and columns of one 16 x 16 product do not see, where not all see all. Element e of
- * 8 columns b: row g + 8 (e >> 1), column 8 b + 2 c + (e & 1). ahead: the first row less the first
- * column, on the diagonal of a causal call; rows are queries, or columns are (by_key). */
-struct veil {
-    unsigned bits;
-    int corner, ahead;
-};
+/* Puts `with` where rows and columns of a 16 x 16 product do not see each other. Element e of 8
+ * columns b: row g + 8 (e >> 1), column 8 b + 2 c + (e & 1). Rows are queries, or else keys (KEYS);
+ * bits as from sight. */
+template <bool KEYS> DEVICE void hide(float x[2][4], unsigned bits, float with) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int h = i >> 1, b = i & 1;
+        bool unseen = !(bits >> (KEYS ? 2 * b + h : 2 * h + b) & 1);
+        x[b][2 * h] = unseen ? with : x[b][2 * h];
+        x[b][2 * h + 1] = unseen ? with : x[b][2 * h + 1];
+    }
+}
 
-template <bool BY_KEY> DEVICE bool hides(const veil &v, int b, int e) {
-    int h = e >> 1, row = 8 * h + (lane_id() >> 2), column = 8 * b + 2 * (lane_id() & 3) + (e & 1);
-    bool seen = v.bits >> (BY_KEY ? 2 * b + h : 2 * h + b) & 1;
-    if (!v.corner) return !seen;
-    int later = v.ahead + row - column; /* by_key: rows are keys */
-    return !seen || (BY_KEY ? later > 0 : later < 0);
+/* The same where a key comes after its query; ahead: the first row less the first column. */
+template <bool KEYS> DEVICE void hide_later(float x[2][4], int ahead, float with) {
+    int first = ahead + (lane_id() >> 2) - 2 * (lane_id() & 3);
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        int further = first + 8 * (e >> 1 & 1) - 8 * (e >> 2) - (e & 1);
+        x[e >> 2][e & 3] = (KEYS ? further > 0 : further < 0) ? with : x[e >> 2][e & 3];
+    }
 }
 
 /* ---- turning accumulated gradients back ---- */

@@ -72,7 +72,6 @@ DEVICE void grad_group(query_rows<D> &o, float *table, float *ds, const hti_tile
                        const walker &w, uint32_t at, const float *weights, uint32_t word,
                        unsigned bits, const lanes<D> &l) {
     int g = lane_id() >> 2, c = lane_id() & 3, level = word_level(word), k = word_first(word);
-    veil hidden = {bits, t.a.causal && level == 0 && k + GROUP > w.own, w.own - k};
     unsigned keeps = !PLAIN && t.a.threshold ? keeps_of_rows(t, w.drop, level, w.own, k) : 0;
     float x[2][4], gv[2][4];
 #pragma unroll
@@ -97,11 +96,8 @@ DEVICE void grad_group(query_rows<D> &o, float *table, float *ds, const hti_tile
             x[b][e] = exp2_fast(fmaf(x[b][e], t.scale2, add) - o.m[h]) * (into - o.h[h]);
         }
     }
-    if (bits != 15 || hidden.corner) {
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            if (hides<false>(hidden, e / 4, e % 4)) x[e / 4][e % 4] = 0;
-    }
+    if (bits != 15) hide<false>(x, bits, 0);
+    if (t.a.causal && level == 0 && k + GROUP > w.own) hide_later<false>(x, w.own - k, 0);
     if (!PLAIN && table) add_bias<D>(table, ds, x, t, w, level, k);
     add_values<D>(o.dq, x[0], x[1], at, l);
 }

@@ -27,7 +27,8 @@ template <int D> struct key_rows {
     frag<D> k, v;
     float dk[D / 8][4], dv[D / 8][4]; /* dk still to be multiplied by scale */
     float weight[2];                  /* log2(n) of keys g and g + 8 */
-    int own, level, shift, groups;    /* shift: from a query's row to its cluster */
+    int own, level, shift;            /* shift: from a query's row to its cluster */
+    int groups, split, splits;        /* this warp takes group `split` of each `splits` queries' */
 };
 
 /* One group of 16 queries (rows `first` ...) in shared memory at `at`; numbers: their (m, h). */
@@ -36,7 +37,6 @@ DEVICE void grad_group(key_rows<D> &o, const hti_tile_args &t, const float *bias
                        const dropout &drop, uint32_t at, const float *numbers, int first,
                        unsigned bits, const lanes<D> &l) {
     int g = lane_id() >> 2, c = lane_id() & 3;
-    veil hidden = {bits, t.a.causal && o.level == 0 && first < o.own + GROUP, o.own - first};
     unsigned keeps = !PLAIN && t.a.threshold ? keeps_of_columns(t, drop, o.level, first, o.own) : 0;
     float x[2][4], gv[2][4];
 #pragma unroll
@@ -63,10 +63,10 @@ DEVICE void grad_group(key_rows<D> &o, const hti_tile_args &t, const float *bias
             x[b][e] = p * r;
         }
     }
-    if (bits != 15 || hidden.corner) {
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            if (hides<true>(hidden, e / 4, e % 4)) x[e / 4][e % 4] = gv[e / 4][e % 4] = 0;
+    if (bits != 15) hide<true>(x, bits, 0), hide<true>(gv, bits, 0);
+    if (t.a.causal && o.level == 0 && first < o.own + GROUP) {
+        hide_later<true>(x, o.own - first, 0);
+        hide_later<true>(gv, o.own - first, 0);
     }
     add_values<D>(o.dk, gv[0], gv[1], at, l);
     add_values<D>(o.dv, x[0], x[1], at + step_shape<D>::SIDE, l);
@@ -116,7 +116,7 @@ template <int D, bool PLAIN>
 DEVICE void grad_step(key_rows<D> &o, const hti_tile_args &t, const key_walk &w, const place &p,
                       const char *here, int q_head, int at, const lanes<D> &l) {
     const float *bias = bias_of(t, q_head);
-    for (int i = warp_id() / o.groups; i < STEP && at + i < w.to; i += WARPS / o.groups) {
+    for (int i = o.split; i < STEP && at + i < w.to; i += o.splits) {
         int first = w.r.at(at + i) * GROUP;
         unsigned bits = sight(t, o.level, first >> o.shift, (first + 8) >> o.shift, o.own);
         if (t.a.causal && o.level == 0 && first + GROUP <= o.own) bits = 0;
@@ -240,7 +240,8 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 1)
     place p;
     o.groups = key_groups(t, level), o.level = level, o.shift = is_fine(t) ? level : 0;
     if (!find_tile(&p, t, level, GROUP * o.groups, tile)) return;
-    o.own = p.first + GROUP * (warp_id() % o.groups);
+    o.own = p.first + GROUP * (warp_id() & (o.groups - 1));
+    o.splits = WARPS / o.groups, o.split = warp_id() / o.groups;
     side keys = key_side(t, p, kv_head, level);
     key_walk w;
     int last = min(p.first + GROUP * o.groups, keys.count) - 1;

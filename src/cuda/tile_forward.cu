@@ -30,7 +30,6 @@ DEVICE void score_group(float (*x)[4], const hti_tile_args &t, const walker &w, 
                         uint32_t at, const float *weights, uint32_t word, unsigned bits,
                         const lanes<D> &l) {
     int g = lane_id() >> 2, c = lane_id() & 3, level = word_level(word), k = word_first(word);
-    veil hidden = {bits, t.a.causal && level == 0 && k + GROUP > w.own, w.own - k};
 #pragma unroll
     for (int b = 0; b < 2; b++) {
         uint32_t key[D / 8];
@@ -48,10 +47,8 @@ DEVICE void score_group(float (*x)[4], const hti_tile_args &t, const walker &w, 
             x[b][e] = fmaf(x[b][e], t.scale2, add);
         }
     }
-    if (bits == 15 && !hidden.corner) return;
-#pragma unroll
-    for (int e = 0; e < 8; e++)
-        if (hides<false>(hidden, e / 4, e % 4)) x[e / 4][e % 4] = HTI_NEG_INF;
+    if (bits != 15) hide<false>(x, bits, HTI_NEG_INF);
+    if (t.a.causal && level == 0 && k + GROUP > w.own) hide_later<false>(x, w.own - k, HTI_NEG_INF);
 }
 
 /* A step's scores become weights in place, the state is rescaled to the new maximum. */
