@@ -222,7 +222,7 @@ static void equal_lengths(void **state) {
 
 /* ---- memory, threads, repetition --------------------------------------------------------- */
 
-/* other strides, the same bits; but on CUDA bf16 rows that are not aligned may go to other kernels */
+/* Other strides, the same bits. On CUDA bf16 rows that are not aligned may go to other kernels. */
 static void layouts(void **state) {
     test_case c = *(test_case *)*state;
     problem p;

@@ -3,7 +3,7 @@
  * 16, 32, ... 128 rows, head_dim = value_dim = 16, 32, 64 or 128, every query mode, bias, rotary,
  * dropout, grouped heads, masks and packed batches.
  *
- * A thread block of four warps owns rows (queries in forward and for dq, keys for dk and dv) and
+ * A thread block owns rows (queries in forward and for dq, keys for dk and dv), 16 per warp, and
  * walks over groups of 16 partner rows, four groups at a time; the next four travel while these
  * are worked on. A group lies in one block of one level, and who sees whom is the same for all
  * pairs of 8 queries and 8 keys (halves of a block are multiples of 8), but for the diagonal of a
