@@ -267,3 +267,40 @@ void cases_long(case_list *list, ht_dtype dtype) {
         cases_add(list, c);
     }
 }
+
+/* One option of cases_tiles. */
+static const test_case tile_options[] = {
+    CASE(.q_heads = 2, .kv_heads = 2),
+    CASE(.bias = 1, .q_heads = 2, .kv_heads = 2),
+    CASE(.rotary = 10000),
+    CASE(.rotary = 100, .bias = 1, .batch = 2),
+    CASE(.dropout = 20),
+    CASE(.q_heads = 4, .kv_heads = 2),
+    CASE(.q_heads = 3, .kv_heads = 1, .bias = 1, .rotary = 10000, .dropout = 10),
+    CASE(.batch = 4, .packed = 3),
+    CASE(.batch = 5, .packed = 11, .bias = 1, .rotary = 100, .q_heads = 2, .kv_heads = 2),
+    CASE(.mask = MASK_PADDING, .batch = 2),
+    CASE(.mask = MASK_BOTH, .bias = 1),
+    CASE(.mask = MASK_RUNS, .dropout = 30),
+    CASE(.mask = MASK_LEADING, .rotary = 10000, .layout = LAYOUT_FUSED, .q_heads = 2),
+    CASE(.mask = MASK_ALL_KEYS),
+    CASE(.dlse = 1, .layout = LAYOUT_HEADS, .q_heads = 2, .kv_heads = 2, .batch = 2),
+    CASE(.cross = 1, .mask = MASK_KEYS, .batch = 2),
+    CASE(.spread = 8, .bias = 1),
+};
+
+void cases_tiles(case_list *list, ht_dtype dtype) {
+    static const int64_t blocks[] = {16, 32, 64, 48, 128}, dims[] = {64, 32, 16, 128};
+    for (size_t i = 0; i < 2 * COUNT(tile_options); i++) {
+        for (size_t w = 0; w < case_way_count; w++) {
+            size_t o = i % COUNT(tile_options), b = (o + 2 * w + 3 * (i / COUNT(tile_options))) % 5;
+            test_case c = tile_options[o];
+            c.kind = case_ways[w].kind, c.query = case_ways[w].query;
+            c.causal = case_ways[w].causal, c.dtype = dtype, c.block = blocks[b];
+            c.head_dim = c.value_dim = dims[(o + w + i / COUNT(tile_options)) % COUNT(dims)];
+            int64_t most = c.block <= 32 ? 9 : c.block <= 64 ? 5 : 3;
+            c.length = c.block * (2 + (int64_t)(o + w) % most) + (int64_t)(5 * o + 3 * w) % 16;
+            if (c.kind != HT_FULL) add_if_allowed(list, c);
+        }
+    }
+}

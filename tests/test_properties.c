@@ -222,15 +222,22 @@ static void equal_lengths(void **state) {
 
 /* ---- memory, threads, repetition --------------------------------------------------------- */
 
+/* Other strides, the same bits. On CUDA bf16 rows that are not aligned may go to other kernels. */
 static void layouts(void **state) {
     test_case c = *(test_case *)*state;
     problem p;
+    reference r;
     problem_make(&p, &c);
     outcome plain = run_problem(env.ctx, &p);
+    reference_make(&r, &p, 1);
     for (int layout = 1; layout < LAYOUT_COUNT; layout++) {
         p.c.layout = layout;
         outcome other = run_problem(env.ctx, &p);
-        check_same_bits(&p, &plain, &other, PARTS_ALL, "strides");
+        if (env.cuda && c.dtype == HT_BF16 && layout == LAYOUT_PADDED) {
+            reference_check(&r, &p, &other, PARTS_ALL);
+        } else {
+            check_same_bits(&p, &plain, &other, PARTS_ALL, "strides");
+        }
     }
 }
 

@@ -127,6 +127,26 @@ static size_t layout_backward(hti_cuda_args *a, void *base, int has_bias) {
     return carved(&c);
 }
 
+static void at_least(size_t *need, size_t bytes) {
+    if (*need < bytes) *need = bytes;
+}
+
+/* What the kernels for aligned tensors need, those that serve the plan. The tuned ones also need
+ * more in saved. */
+static void need_tensor_cores(const ht_attention_desc *desc, ht_attention_need *need) {
+    hti_cuda_args a;
+    set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
+    if (hti_tile_plans(desc)) {
+        at_least(&need->scratch_forward, hti_tile_scratch(a, desc->has_bias, 0));
+        at_least(&need->scratch_backward, hti_tile_scratch(a, desc->has_bias, 1));
+    }
+    if (hti_fine_plans(desc)) at_least(&need->scratch_forward, hti_fine_scratch(desc));
+    if (!hti_hier_plans(desc)) return;
+    need->saved = hti_hier_saved(desc);
+    at_least(&need->scratch_forward, hti_hier_forward_scratch(desc));
+    at_least(&need->scratch_backward, hti_hier_backward_scratch(desc));
+}
+
 void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *desc,
                              ht_attention_need *need) {
     hti_cuda_args a;
@@ -136,16 +156,7 @@ void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *des
     need->scratch_forward = layout_forward(&a, NULL);
     set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
     need->scratch_backward = layout_backward(&a, NULL, desc->has_bias);
-    if (hti_fine_plans(desc) && need->scratch_forward < hti_fine_scratch(desc))
-        need->scratch_forward = hti_fine_scratch(desc);
-    if (!hti_hier_plans(desc)) return;
-    /* the tuned kernels need more in saved and less in scratch; a call may still go to the
-     * generic ones */
-    need->saved = hti_hier_saved(desc);
-    if (need->scratch_forward < hti_hier_forward_scratch(desc))
-        need->scratch_forward = hti_hier_forward_scratch(desc);
-    if (need->scratch_backward < hti_hier_backward_scratch(desc))
-        need->scratch_backward = hti_hier_backward_scratch(desc);
+    need_tensor_cores(desc, need); /* a call may still go to the generic ones */
 }
 
 /* A call with the plan's largest sizes and tensors at address 0 stands for all of them. */
@@ -154,9 +165,15 @@ void hti_cuda_attention_need_aligned(const ht_context *ctx, const ht_attention_d
     hti_attention_call call = {};
     call.desc = desc, call.sequences = desc->max_sequences;
     hti_cuda_attention_need(ctx, desc, need);
-    if (!hti_hier_takes(hti_cuda_of(ctx), &call) || !hti_hier_takes_backward(&call)) return;
-    need->scratch_forward = hti_hier_forward_scratch(desc);
-    need->scratch_backward = hti_hier_backward_scratch(desc);
+    if (hti_hier_takes(hti_cuda_of(ctx), &call) && hti_hier_takes_backward(&call)) {
+        need->scratch_forward = hti_hier_forward_scratch(desc);
+        need->scratch_backward = hti_hier_backward_scratch(desc);
+        return;
+    }
+    call.rows = desc->max_rows;
+    if (!hti_tile_takes_backward(&call)) return;
+    need->scratch_forward = need->scratch_backward = 0;
+    need_tensor_cores(desc, need);
 }
 
 /* ---- calls ---- */
@@ -176,6 +193,10 @@ ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *
     if (hti_hier_takes(hti_cuda_of(ctx), call)) return hti_hier_forward(ctx, call);
     if (hti_fine_takes(hti_cuda_of(ctx), call)) return hti_fine_forward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
+    if (hti_tile_takes(call)) {
+        set_tensors(&a, call);
+        return hti_tile_forward(ctx, call, a);
+    }
     layout_forward(&a, call->scratch);
     set_tensors(&a, call);
     TRY(prepare(ctx, a, call, bf16));
@@ -190,6 +211,10 @@ ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call 
     if (hti_hier_takes(hti_cuda_of(ctx), call) && hti_hier_takes_backward(call))
         return hti_hier_backward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
+    if (hti_tile_takes_backward(call)) {
+        set_tensors(&a, call);
+        return hti_tile_backward(ctx, call, a);
+    }
     layout_backward(&a, call->scratch, call->desc->has_bias);
     set_tensors(&a, call);
     TRY(prepare(ctx, a, call, bf16));

@@ -144,6 +144,8 @@ HTI_FN int64_t hti_cluster_at(const hti_cuda_args &a, int64_t start, int level) 
 
 /* Levels >= 1 of k, v and, in mean and first, q (generic_coarsen.cu). */
 ht_status hti_cuda_coarsen(const ht_context *ctx, const hti_cuda_args &args, int bf16);
+/* The first valid row of each cluster (query first with a query mask). */
+ht_status hti_cuda_first(const ht_context *ctx, const hti_cuda_args &args);
 /* Cosines and sines of the rotary positions. */
 ht_status hti_cuda_turn(const ht_context *ctx, const hti_cuda_args &args);
 /* h of each row, then levels >= 1 of (min lse, h, dout). */
@@ -155,6 +157,19 @@ ht_status hti_generic_forward(const ht_context *ctx, const hti_cuda_args &args, 
 ht_status hti_generic_backward(const ht_context *ctx, const hti_cuda_args &args, int bf16);
 /* Rows of a piece and rows of the partial sums that backward needs in query fine. */
 int64_t hti_generic_pieces(hti_cuda_args *args);
+
+/* ---- the tile kernels: bf16 on tensor cores, blocks of 16, 32, ... 128 (tile.cu) ------------- */
+
+/* Whether they serve a plan, and a call of it; backward also asks for aligned gradients. saved is
+ * that of the generic kernels. shape: a call's sizes, tensors and options, nothing carved. */
+int hti_tile_plans(const ht_attention_desc *desc);
+int hti_tile_takes(const hti_attention_call *call);
+int hti_tile_takes_backward(const hti_attention_call *call);
+size_t hti_tile_scratch(const hti_cuda_args &shape, int has_bias, int backward);
+ht_status hti_tile_forward(ht_context *ctx, const hti_attention_call *call,
+                           const hti_cuda_args &shape);
+ht_status hti_tile_backward(ht_context *ctx, const hti_attention_call *call,
+                            const hti_cuda_args &shape);
 
 /* ---- what the kernel table points to --------------------------------------------------------- */
 

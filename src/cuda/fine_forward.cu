@@ -271,14 +271,14 @@ static __device__ __forceinline__ void attend_block(state<D> &s, const tile<D> &
 }
 
 /* Levels >= 3. A left block is always whole; a right one may end with its sequence. */
-template <int D, int MODE>
+template <int D, int CAUSAL>
 static __device__ __forceinline__ void attend_far(state<D> &s, const tile<D> &x, const fine_args &f,
                                                   const place &p) {
 #pragma unroll 1
     for (int level = p.levels - 1; level >= LOWEST; level--) {
         int b = x.first >> (level + 4), half = x.first >> (level + 3) & 1, whole = !f.h.key_mask;
         if (b > 0) attend_block(s, x, f, p, level, b - 1, 1, half, whole);
-        if (MODE == FIRST_CAUSAL || ((int64_t)(b + 1) << (level + 4)) >= p.length) continue;
+        if (CAUSAL || ((int64_t)(b + 1) << (level + 4)) >= p.length) continue;
         whole = whole && ((int64_t)(b + 2) << (level + 4)) <= p.length;
         attend_block(s, x, f, p, level, b + 1, !half, 1, whole);
     }
@@ -286,15 +286,15 @@ static __device__ __forceinline__ void attend_far(state<D> &s, const tile<D> &x,
 
 /* Levels 1 (pairs of rows of k) and 2 (rows of k2): three groups of 8 clusters, the first of the
  * left block, one that depends on the tile's half, the last of the right block. */
-template <int D, int PLAIN, int MODE, int INNER, int LEVEL>
+template <int D, int PLAIN, int CAUSAL, int INNER, int LEVEL>
 static __device__ __forceinline__ void attend_near(state<D> &s, const tile<D> &x,
                                                    const shared_rows<D> &sh, const hti_hier_args &a,
                                                    const place &p, const lanes<D> &l) {
     constexpr int SPAN = 16 << LEVEL, GROUP = LEVEL == 1 ? 16 : 8; /* rows of a block, a group */
-    constexpr int SEEN = MODE == FIRST_CAUSAL ? 2 : 3;
+    constexpr int SEEN = CAUSAL ? 2 : 3;
     int half = LEVEL == 1 ? x.j : x.warp & 1, b = LEVEL == 1 ? x.warp : x.warp >> 1;
     int has_left = INNER || p.first + SPAN * b > 0;
-    int has_right = MODE != FIRST_CAUSAL && (INNER || p.first + SPAN * (b + 1) < p.rows);
+    int has_right = !CAUSAL && (INNER || p.first + SPAN * (b + 1) < p.rows);
     if (!has_left && !has_right) return;
     int left = 2 * GROUP * b, right = left + 4 * GROUP;
     int at[3] = {left, half ? left + GROUP : right, right + GROUP};
@@ -335,30 +335,29 @@ static __device__ __forceinline__ void attend_near(state<D> &s, const tile<D> &x
     }
 }
 
-template <int D, int PLAIN, int MODE, int INNER>
+template <int D, int PLAIN, int CAUSAL, int INNER>
 static __device__ __forceinline__ void attend_tile(tile<D> &x, const shared_rows<D> &sh,
                                                    const fine_args &f, const place &p,
                                                    const view &rows0, const lanes<D> &l, int head) {
     const hti_hier_args &a = f.h;
-    queries<D> q; /* only its counts: no coarse queries here */
+    float n[2]; /* valid rows: 0 or 1 */
     int row = x.first + x.g;
+    const bf16 *from = rows0.data + (int64_t)row * rows0.stride;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float n = PLAIN ? 1 : count_of(a, p, rows0, row + 8 * h);
-        q.n0[0][h] = q.n0[1][h] = n;
+        n[h] = PLAIN ? 1 : count_of(a, p, rows0, row + 8 * h);
+        load_row<D>(x.q, h, from + 8 * h * rows0.stride, x.t, n[h] > 0, a.zero);
     }
-    reload_queries(x.q, a, rows0, q.n0[0], row, x.t);
     state<D> s;
     clear(s);
-    attend_far<D, MODE>(s, x, f, p);
-    attend_near<D, PLAIN, MODE, INNER, 2>(s, x, sh, a, p, l);
-    attend_near<D, PLAIN, MODE, INNER, 1>(s, x, sh, a, p, l);
-    attend_level0<D, PLAIN, MODE, INNER, 1>(s, sh, a, p, q, x.q, l, x.j, x.warp, x.g, x.t);
-    target to = target_of<D, 1>(a, p, head);
-    store_tile<D, 1>(s, to, a, p, q.n0[0], x.first, head, x.g, x.t);
+    attend_far<D, CAUSAL>(s, x, f, p);
+    attend_near<D, PLAIN, CAUSAL, INNER, 2>(s, x, sh, a, p, l);
+    attend_near<D, PLAIN, CAUSAL, INNER, 1>(s, x, sh, a, p, l);
+    attend_level0<D, PLAIN, CAUSAL, INNER>(s, sh, a, p, x.q, l, x.j, x.warp, x.g, x.t);
+    store_tile<D>(s, a, p, n, x.first, head, x.g, x.t);
 }
 
-template <int D, int MODE>
+template <int D, int CAUSAL>
 __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1)
     fine_forward(const __grid_constant__ fine_args f) {
     extern __shared__ __align__(128) char shared_bytes[];
@@ -388,9 +387,9 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1)
         x.first = p.first + 32 * x.warp + 16 * x.j;
         if (x.first >= p.rows) return;
         if (inner)
-            attend_tile<D, 1, MODE, 1>(x, sh, f, p, rows0, l, head);
+            attend_tile<D, 1, CAUSAL, 1>(x, sh, f, p, rows0, l, head);
         else
-            attend_tile<D, 0, MODE, 0>(x, sh, f, p, rows0, l, head);
+            attend_tile<D, 0, CAUSAL, 0>(x, sh, f, p, rows0, l, head);
     }
 }
 
@@ -444,7 +443,7 @@ template <int D> static ht_status run_forward(ht_context *ctx, fine_args &f) {
         TRY(hti_cuda_launch(ctx, fine_coarsen_up<D>, "fine_coarsen_up", grid, COARSE_THREADS, 0,
                             f));
     }
-    return hti_cuda_launch(ctx, f.h.causal ? fine_forward<D, FIRST_CAUSAL> : fine_forward<D, FIRST>,
+    return hti_cuda_launch(ctx, f.h.causal ? fine_forward<D, 1> : fine_forward<D, 0>,
                            "fine_forward", grid_heads(f.h, 0, CHUNK, f.h.q_heads), THREADS,
                            sizeof(shared_rows<D>), f);
 }

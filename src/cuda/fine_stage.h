@@ -13,9 +13,8 @@ enum { ROWS1 = CHUNK + 2 * NEAR, ROWS2 = (CHUNK + 2 * FAR) / 4 };
 /* ---- rows of a thread block ---- */
 
 template <int D> struct shared_rows {
-    bf16 k[ROWS1 * D],
-        v[ROWS1 * D]; /* the stage's level, from row first - NEAR on; sums, 0 where masked */
-    bf16 k2[ROWS2 * D], v2[ROWS2 * D]; /* two levels up, from (first - FAR) / 4 on */
+    bf16 k[ROWS1 * D], v[ROWS1 * D];   /* from row first - NEAR on, 0 where masked */
+    bf16 k2[ROWS2 * D], v2[ROWS2 * D]; /* level 2, from (first - FAR) / 4 on: sums */
     float n[ROWS1], n2[ROWS2];         /* their counts */
 };
 
@@ -105,26 +104,7 @@ template <int D> static __device__ __forceinline__ void build_near(shared_rows<D
     }
 }
 
-/* How a call's queries are made and what they see: compiled in. */
-enum { MEAN = 0, FIRST = 1, FIRST_CAUSAL = 2 };
-
-/* A lane's queries: its two tiles, and the coarse tiles made of them. Slots of the coarse tiles:
- * level 1 row 8 (g & 1) + 4 h + g / 2 in half h of lane g; level 2 row 4 (g & 1) + 2 (g >> 1 & 1) +
- * (g >> 2) in lo. */
-template <int D> struct queries {
-    frag<D> q1;
-    uint32_t q2[D / 8];
-    float n0[2][2], n1[2], n2; /* valid rows */
-};
-
 /* ---- scores ---- */
-
-/* A score's factor for a query that stands for n rows: sums are divided in mode mean, in first the
- * query is one row. */
-template <int MODE>
-static __device__ __forceinline__ float factor_of(const hti_hier_args &a, float n) {
-    return MODE == MEAN && n > 0 ? a.scale / n : a.scale;
-}
 
 /* Divides a group's 8 scores by the keys' counts n[2] (of keys 2t, 2t+1); a key without rows is not
  * seen. */
@@ -152,16 +132,14 @@ static __device__ __forceinline__ void count(state<D> &s, const float x[NT][4],
     s.l[1] += PLAIN ? sum[1] * whole : sum[1];
 }
 
-/* Level 3s: tile j of the warp. Stage 0 sees its own block too. */
-template <int D, int PLAIN, int MODE, int INNER, int BASE>
+/* Level 0: tile j of the warp. */
+template <int D, int PLAIN, int CAUSAL, int INNER>
 static __device__ __forceinline__ void
 attend_level0(state<D> &s, const shared_rows<D> &sh, const hti_hier_args &a, const place &p,
-              const queries<D> &q, const frag<D> &q0, const lanes<D> &l, int j, int warp, int g,
-              int t) {
+              const frag<D> &q, const lanes<D> &l, int j, int warp, int g, int t) {
     int first = p.first + 32 * warp + 16 * j, left = NEAR - 16 + 32 * warp + 16 * j;
-    int there[3] = {INNER || first > 0, BASE,
-                    MODE != FIRST_CAUSAL && (INNER || first + 16 < p.rows)};
-    constexpr int SEEN = MODE == FIRST_CAUSAL ? 4 : 6;
+    int there[3] = {INNER || first > 0, 1, !CAUSAL && (INNER || first + 16 < p.rows)};
+    constexpr int SEEN = CAUSAL ? 4 : 6;
     float x[6][4], n[6][2];
     uint32_t keys = shared_address(sh.k) + left * 2 * D,
              values = shared_address(sh.v) + left * 2 * D;
@@ -172,23 +150,21 @@ attend_level0(state<D> &s, const shared_rows<D> &sh, const hti_hier_args &a, con
         if (there[side]) {
             uint32_t key[D / 8];
             load_key<D>(key, keys + 8 * b * 2 * D, l.key);
-            dot8<D>(x[b], q0, key);
+            dot8<D>(x[b], q, key);
         }
         if (!PLAIN) {
             n[b][0] = sh.n[left + 8 * b + 2 * t], n[b][1] = sh.n[left + 8 * b + 2 * t + 1];
             weigh(x[b], n[b]);
         }
-        hide(x[b], !there[side] || (b == 1 && !BASE), !there[side] || (b == 4 && !BASE));
-        if (side == 1 && MODE == FIRST_CAUSAL) {
+        hide(x[b], !there[side], !there[side]);
+        if (side == 1 && CAUSAL) {
             int key0 = 8 * (b & 1) + 2 * t;
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 if (key0 + (e & 1) > g + 8 * (e >> 1)) x[b][e] = HTI_NEG_INF;
         }
     }
-    float factor[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) factor[h] = PLAIN ? a.factor[0] : factor_of<MODE>(a, q.n0[j][h]);
+    float f = PLAIN ? a.factor[0] : a.scale, factor[2] = {f, f};
     soften<SEEN, D>(x, s, factor);
     count<SEEN, PLAIN>(s, x, n, a.whole[0]);
 #pragma unroll
@@ -199,34 +175,11 @@ attend_level0(state<D> &s, const shared_rows<D> &sh, const hti_hier_args &a, con
 
 /* ---- results ---- */
 
-/* Where a chunk's results go: row 0 of the sequence. */
-struct target {
-    bf16 *out;
-    int64_t stride;
-    float *lse; /* or NULL */
-};
-
-template <int D, int BASE>
-static __device__ __forceinline__ target target_of(const hti_hier_args &a, const place &p,
-                                                   int head) {
-    target t;
-    if (BASE) {
-        t.out = (bf16 *)a.out.data + tensor_base(a, a.out, p, head);
-        t.stride = a.out.row_stride;
-        t.lse = a.saved ? a.saved + head * a.rows + p.start : nullptr;
-    } else {
-        int64_t at = head * a.tower[a.stage] + hti_tower_at(a, 3 * a.stage, p.sequence, p.start);
-        t.out = a.tz[a.stage] + at * D;
-        t.stride = D;
-        t.lse = a.tl[a.stage] + at;
-    }
-    return t;
-}
-
-template <int D, int BASE>
-static __device__ __forceinline__ void
-store_tile(const state<D> &s, const target &to, const hti_hier_args &a, const place &p,
-           const float n[2], int first, int head, int g, int t) {
+template <int D>
+static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_hier_args &a,
+                                                  const place &p, const float n[2], int first,
+                                                  int head, int g, int t) {
+    bf16 *out = (bf16 *)a.out.data + tensor_base(a, a.out, p, head);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float l = s.l[h];
@@ -237,25 +190,14 @@ store_tile(const state<D> &s, const target &to, const hti_hier_args &a, const pl
         uint32_t x[D / 8];
 #pragma unroll
         for (int i = 0; i < D / 8; i++) x[i] = pack2(s.o[i][2 * h] * inv, s.o[i][2 * h + 1] * inv);
-        store_row<D>(to.out + (int64_t)r * to.stride, x, t, there);
+        store_row<D>(out + (int64_t)r * a.out.row_stride, x, t, there);
         if (!there || t != 0) continue;
-        float lse = live ? s.m[h] + __log2f(l) : HTI_NEG_INF;
-        if (BASE) lse *= 0.69314718055994531f;
-        if (to.lse) to.lse[r] = lse;
-        if (BASE && a.lse.data)
+        float lse = live ? (s.m[h] + __log2f(l)) * 0.69314718055994531f : HTI_NEG_INF;
+        if (a.saved) a.saved[head * a.rows + p.start + r] = lse;
+        if (a.lse.data)
             ((float *)a.lse.data)[tensor_base(a, a.lse, p, head) + (int64_t)r * a.lse.row_stride] =
                 lse;
     }
-}
-
-/* A tile's queries, read again (from a cache) rather than kept: registers are what is scarce. */
-template <int D>
-static __device__ __forceinline__ void reload_queries(frag<D> &q0, const hti_hier_args &a,
-                                                      const view &x, const float n[2], int row,
-                                                      int t) {
-    const bf16 *from = x.data + (int64_t)row * x.stride;
-    load_row<D>(q0, 0, from, t, n[0] > 0, a.zero);
-    load_row<D>(q0, 1, from + 8 * x.stride, t, n[1] > 0, a.zero);
 }
 
 #endif

@@ -125,6 +125,15 @@ static __global__ void __launch_bounds__(COLUMNS)
     }
 }
 
+ht_status hti_cuda_first(const ht_context *ctx, const hti_cuda_args &args) {
+    hti_cuda_args a = args;
+    for (a.stage = 0; a.stage + 1 < a.levels; a.stage += STEPS) {
+        unsigned tiles = (unsigned)((tiles_of(a, a.stage, FOLD) + COLUMNS - 1) / COLUMNS);
+        TRY(hti_cuda_launch(ctx, first_kernel, "finding first rows", dim3(tiles), COLUMNS, 0, a));
+    }
+    return HT_OK;
+}
+
 ht_status hti_cuda_coarsen(const ht_context *ctx, const hti_cuda_args &args, int bf16) {
     hti_cuda_args a = args;
     int64_t widest = (int64_t)a.kv_heads * (a.head_dim > a.value_dim ? a.head_dim : a.value_dim);
@@ -136,12 +145,8 @@ ht_status hti_cuda_coarsen(const ht_context *ctx, const hti_cuda_args &args, int
         const char *name = "coarsening keys, values and queries";
         TRY(hti_cuda_launch(ctx, bf16 ? mean_kernel<__nv_bfloat16> : mean_kernel<float>, name, grid,
                             COLUMNS, 0, a));
-        unsigned tiles = (unsigned)((tiles_of(a, a.stage, FOLD) + COLUMNS - 1) / COLUMNS);
-        if (a.first)
-            TRY(hti_cuda_launch(ctx, first_kernel, "finding first rows", dim3(tiles), COLUMNS, 0,
-                                a));
     }
-    return HT_OK;
+    return args.first ? hti_cuda_first(ctx, args) : HT_OK;
 }
 
 /* ---- rotary angles ---- */
