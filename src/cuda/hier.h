@@ -42,6 +42,9 @@ typedef struct hti_hier_args {
     float *nk[HTI_STAGES], *nq[HTI_STAGES]; /* [tower] valid rows; only with masks */
     __nv_bfloat16 *tz[HTI_STAGES]; /* [q_heads][tower][dim] output of the stages from s up */
     float *tl[HTI_STAGES];         /* [q_heads][tower] its lse, log2 units */
+    /* the walking forward: out, and [q_heads][rows] the lse (log2 units) of levels 0 to 2 */
+    hti_flat fout;
+    float *lse0;
 
     /* backward; stage 0 of th is [q_heads][rows] */
     ht_tensor dout, dlse, dq, dk, dv;
@@ -83,6 +86,13 @@ ht_status hti_hier_forward(ht_context *ctx, const hti_attention_call *call);
 /* Backward also asks for aligned gradients, one query head per key head and head_dim <= 64. */
 int hti_hier_takes_backward(const hti_attention_call *call);
 ht_status hti_hier_backward(ht_context *ctx, const hti_attention_call *call);
+
+/* Stage 0 by a kernel that walks along the rows (hier_walk.cu): levels 0 to 2 into out and flse,
+ * level 3 of q, k, v into the towers; then levels 6 and 9. Stage 1 merges itself into out. */
+#define HTI_WALK_DIM 64
+int hti_walk_takes(const ht_context *ctx, const hti_hier_args &args);
+ht_status hti_walk_base(ht_context *ctx, const hti_hier_args &args);
+ht_status hti_walk_lift(ht_context *ctx, const hti_hier_args &args);
 
 /* Query mode fine, forward only; saved is lse alone, as the generic backward wants it. */
 int hti_fine_plans(const ht_attention_desc *desc);

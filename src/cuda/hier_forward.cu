@@ -173,9 +173,85 @@ static __device__ __forceinline__ void merge_parents(state<D> &s, const parents<
     }
 }
 
+/* After the walking kernel stage 1 is the last: a warp's tile meets the 128 rows of level 0 below
+ * it and goes into their results. One row of the tile in shared memory, padded against bank
+ * conflicts: */
+enum { STASH_ROW = 144, STASH = 16 * STASH_ROW + 64 };
+
+template <int D>
+static __device__ __forceinline__ void stash_tile(char *stash, const state<D> &s, int lane) {
+    int g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int live = s.l[h] != 0;
+        float inv = live ? __fdividef(1, s.l[h]) : 0;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++)
+            *(uint32_t *)(stash + (g + 8 * h) * STASH_ROW + 16 * i + 4 * t) =
+                pack2(s.o[i][2 * h] * inv, s.o[i][2 * h + 1] * inv);
+        if (t == 0)
+            ((float *)(stash + 16 * STASH_ROW))[g + 8 * h] =
+                live ? s.m[h] + __log2f(s.l[h]) : HTI_NEG_INF;
+    }
+    __syncwarp();
+}
+
+/* A row's weights of the two results, and its lse. */
+static __device__ __forceinline__ float share(float w[2], float lse0, float lse1) {
+    float m = fmaxf(lse0, lse1), base = m == HTI_NEG_INF ? 0 : m;
+    float x = exp2_fast(lse0 - base), y = exp2_fast(lse1 - base), sum = x + y;
+    float inv = sum != 0 ? __fdividef(1, sum) : 0;
+    w[0] = x * inv, w[1] = y * inv;
+    return (m + __log2f(sum)) * 0.69314718055994531f;
+}
+
+/* first: row of level 3. A lane takes 16 bytes of every fourth row. */
+template <int D>
+static __device__ __forceinline__ void merge_tile(const char *stash, const hti_hier_args &a,
+                                                  const place &p, int first, int head, int lane) {
+    static_assert(D == 64, "");
+    constexpr int ROWS = 4; /* of level 3, at a time */
+    int ch = lane & 7, sub = lane >> 3, row = 8 * first + sub;
+    uint32_t step = 8 * a.fout.row;
+    int64_t at = head * a.rows + p.start + row;
+    char *out = a.fout.data +
+                (uint64_t)(p.sequence * a.fout.batch + head * a.fout.head + row * a.fout.row) * 8 +
+                16 * ch;
+    const float *lse1 = (const float *)(stash + 16 * STASH_ROW);
+#pragma unroll 1
+    for (int r = 0; r < 16; r += ROWS) {
+        uint4 x[2 * ROWS];
+        float lse0[2 * ROWS];
+#pragma unroll
+        for (int j = 0; j < 2 * ROWS; j++) {
+            int down = 8 * r + 4 * j, there = row + down < p.length;
+            x[j] = make_uint4(0, 0, 0, 0), lse0[j] = HTI_NEG_INF;
+            if (there) x[j] = *(const uint4 *)(out + (uint64_t)(uint32_t)down * step);
+            if (there) lse0[j] = a.lse0[at + down];
+        }
+#pragma unroll
+        for (int j = 0; j < 2 * ROWS; j++) {
+            int down = 8 * r + 4 * j;
+            float w[2], lse = share(w, lse0[j], lse1[r + j / 2]);
+            float one[8] = {0, 0, 0, 0, 0, 0, 0, 0}, two[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+            add_chunk(one, x[j]);
+            add_chunk(two, *(const uint4 *)(stash + (r + j / 2) * STASH_ROW + 16 * ch));
+#pragma unroll
+            for (int c = 0; c < 8; c++) one[c] = fmaf(one[c], w[0], two[c] * w[1]);
+            if (row + down >= p.length) continue;
+            *(uint4 *)(out + (uint64_t)(uint32_t)down * step) = pack8(one);
+            if (ch != 0) continue;
+            if (a.saved) a.saved[at + down] = lse;
+            if (a.lse.data)
+                ((float *)a.lse.data)[p.sequence * a.lse.batch_stride + head * a.lse.head_stride +
+                                      (int64_t)(row + down) * a.lse.row_stride] = lse;
+        }
+    }
+}
+
 /* A warp's tile of 16 rows: all scores of three levels, one softmax, one product with the values;
  * coarse queries are spread over the rows they stand for. */
-template <int D, int PLAIN, int MODE, int INNER, int BASE>
+template <int D, int PLAIN, int MODE, int INNER, int BASE, int LAST>
 static __device__ __forceinline__ void
 attend_tile(const shared_rows<D> &sh, const hti_hier_args &a, const place &p, const frag<D> &q0,
             const float n0[2], int head, int warp, int lane) {
@@ -208,12 +284,17 @@ attend_tile(const shared_rows<D> &sh, const hti_hier_args &a, const place &p, co
     for (int i = 0; i < D / 8; i++) s.o[i][0] = s.o[i][1] = s.o[i][2] = s.o[i][3] = 0;
     gather<D, G::ALL>(s.o, x, at, sh, lane);
     merge_parents(s, up);
-    store_tile<D, BASE>(s, a, p, n0, p.first + 16 * warp, head, lane);
+    if constexpr (LAST) {
+        char *stash = (char *)&sh + sizeof sh + warp * STASH;
+        stash_tile(stash, s, lane);
+        merge_tile<D>(stash, a, p, p.first + 16 * warp, head, lane);
+    } else
+        store_tile<D, BASE>(s, a, p, n0, p.first + 16 * warp, head, lane);
 }
 
 /* PLAIN 1: the whole call is plain (no masks, all clusters whole); 0: a thread block inside its
- * sequence still is. */
-template <int D, int PLAIN, int MODE, int BASE>
+ * sequence still is. LAST: the result goes into that of the walking kernel. */
+template <int D, int PLAIN, int MODE, int BASE, int LAST>
 __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1) hier_stage(hti_hier_args a) {
     extern __shared__ __align__(128) char shared_bytes[];
     shared_rows<D> &sh = *(shared_rows<D> *)shared_bytes;
@@ -246,9 +327,9 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1) hier_stage(hti_hier_
     __syncthreads();
     if (p.first + 16 * warp >= p.rows) return;
     if (inner)
-        attend_tile<D, 1, MODE, 1, BASE>(sh, a, p, q, n, head, warp, lane);
+        attend_tile<D, 1, MODE, 1, BASE, LAST>(sh, a, p, q, n, head, warp, lane);
     else
-        attend_tile<D, PLAIN, MODE, 0, BASE>(sh, a, p, q, n, head, warp, lane);
+        attend_tile<D, PLAIN, MODE, 0, BASE, LAST>(sh, a, p, q, n, head, warp, lane);
 }
 
 /* ---- host ---- */
@@ -289,6 +370,7 @@ static size_t carve_scratch(hti_hier_args *a, void *base, int dim, int packed) {
         a->tz[s] = c.take<bf16>(a->q_heads * a->tower[s] * dim);
         a->tl[s] = c.take<float>(a->q_heads * a->tower[s]);
     }
+    if (a->stages > 1 && dim == HTI_WALK_DIM) a->lse0 = c.take<float>(a->q_heads * a->rows);
     return c.used;
 }
 
@@ -343,13 +425,18 @@ int hti_hier_takes(const hti_cuda_backend *backend, const hti_attention_call *c)
 
 template <int D, int PLAIN, int MODE>
 static ht_status run_stage(ht_context *ctx, const hti_hier_args &a) {
+    constexpr int UP = MODE >= LOCAL ? FIRST : MODE; /* local has no stages above */
     dim3 grid = grid_heads(a, 3 * a.stage, CHUNK, a.q_heads);
     size_t shared = sizeof(shared_rows<D>);
     if (MODE >= LOCAL || a.stage == 0)
-        return launch_chained(ctx, hier_stage<D, PLAIN, MODE, 1>, "hier_stage", grid, THREADS,
+        return launch_chained(ctx, hier_stage<D, PLAIN, MODE, 1, 0>, "hier_stage", grid, THREADS,
                               shared, a);
-    return launch_chained(ctx, hier_stage < D, PLAIN, MODE >= LOCAL ? FIRST : MODE, 0 >,
-                          "hier_stage", grid, THREADS, shared, a);
+    if constexpr (D == HTI_WALK_DIM)
+        if (a.stage == 1 && a.fout.data)
+            return launch_chained(ctx, hier_stage<D, PLAIN, UP, 0, 1>, "hier_stage", grid, THREADS,
+                                  shared + WARPS * STASH, a);
+    return launch_chained(ctx, hier_stage<D, PLAIN, UP, 0, 0>, "hier_stage", grid, THREADS, shared,
+                          a);
 }
 
 static hti_flat flat_of(const ht_tensor &t) {
@@ -373,33 +460,54 @@ static void set_flats(hti_hier_args *a, int dim) {
     a->flse = a->tl[s], a->flse_head = a->tower[s];
 }
 
+/* Stage s of a call. */
+template <int D> static ht_status run_one(ht_context *ctx, hti_hier_args &a, int s) {
+    hti_hier_set_stage(&a, s);
+    set_flats(&a, D);
+    int plain =
+        !a.key_mask && !a.query_mask && !a.cu && a.length % ((int64_t)CHUNK << (3 * s)) == 0;
+    if (a.local && a.causal)
+        return (plain ? run_stage<D, 1, LOCAL_CAUSAL> : run_stage<D, 0, LOCAL_CAUSAL>)(ctx, a);
+    if (a.local) return (plain ? run_stage<D, 1, LOCAL> : run_stage<D, 0, LOCAL>)(ctx, a);
+    if (a.query == HT_QUERY_MEAN)
+        return (plain ? run_stage<D, 1, MEAN> : run_stage<D, 0, MEAN>)(ctx, a);
+    if (a.causal)
+        return (plain ? run_stage<D, 1, FIRST_CAUSAL> : run_stage<D, 0, FIRST_CAUSAL>)(ctx, a);
+    return run_stage<D, 0, FIRST>(ctx, a);
+}
+
+/* Stages from s on are made from the one below. */
+template <int D> static ht_status coarsen_up(ht_context *ctx, hti_hier_args &a, int s) {
+    for (a.stage = s; a.stage < a.stages; a.stage++) {
+        dim3 grid = grid_heads(a, 3 * a.stage, 1, a.q_heads + 2 * a.kv_heads);
+        TRY(hti_cuda_launch(ctx, hier_coarsen_up<D>, "hier_coarsen_up", grid, D, 0, a));
+    }
+    return HT_OK;
+}
+
+/* Stage 0 by the walking kernel: see hier_walk.cu. */
+template <int D> static ht_status run_walk(ht_context *ctx, hti_hier_args a) {
+    hti_hier_set_stage(&a, 0);
+    set_flats(&a, D);
+    if (a.stages > 1) a.flse = a.lse0;
+    a.fout = a.fz;
+    TRY(hti_walk_base(ctx, a));
+    if (a.stages > 2) TRY(hti_walk_lift(ctx, a));
+    TRY(coarsen_up<D>(ctx, a, 4));
+    for (int s = a.stages - 1; s >= 1; s--) TRY(run_one<D>(ctx, a, s));
+    return HT_OK;
+}
+
 template <int D> static ht_status run_forward(ht_context *ctx, hti_hier_args a) {
+    if (D == HTI_WALK_DIM && hti_walk_takes(ctx, a)) return run_walk<D>(ctx, a);
     int planes = a.q_heads + 2 * a.kv_heads;
     if (a.stages > 1) {
         size_t shared = (COARSE3 * D + COARSE3) * sizeof(float);
         dim3 grid = grid_heads(a, 0, COARSE_ROWS, planes);
         TRY(hti_cuda_launch(ctx, hier_coarsen<D>, "hier_coarsen", grid, 256, shared, a));
     }
-    for (a.stage = 4; a.stage < a.stages; a.stage++) {
-        dim3 grid = grid_heads(a, 3 * a.stage, 1, planes);
-        TRY(hti_cuda_launch(ctx, hier_coarsen_up<D>, "hier_coarsen_up", grid, D, 0, a));
-    }
-    for (int s = a.stages - 1; s >= 0; s--) {
-        hti_hier_set_stage(&a, s);
-        set_flats(&a, D);
-        int plain =
-            !a.key_mask && !a.query_mask && !a.cu && a.length % ((int64_t)CHUNK << (3 * s)) == 0;
-        if (a.local && a.causal)
-            TRY((plain ? run_stage<D, 1, LOCAL_CAUSAL> : run_stage<D, 0, LOCAL_CAUSAL>)(ctx, a));
-        else if (a.local)
-            TRY((plain ? run_stage<D, 1, LOCAL> : run_stage<D, 0, LOCAL>)(ctx, a));
-        else if (a.query == HT_QUERY_MEAN)
-            TRY((plain ? run_stage<D, 1, MEAN> : run_stage<D, 0, MEAN>)(ctx, a));
-        else if (a.causal)
-            TRY((plain ? run_stage<D, 1, FIRST_CAUSAL> : run_stage<D, 0, FIRST_CAUSAL>)(ctx, a));
-        else
-            TRY((run_stage<D, 0, FIRST>(ctx, a)));
-    }
+    TRY(coarsen_up<D>(ctx, a, 4));
+    for (int s = a.stages - 1; s >= 0; s--) TRY(run_one<D>(ctx, a, s));
     return HT_OK;
 }
 

@@ -1,0 +1,268 @@
+/*
+ * Pieces of the walking forward kernel: who works on which rows, barriers in shared memory, the
+ * ring of chunks, and the tile of 16 rows that a warp attends.
+ */
+#ifndef HTI_HIER_WALK_H
+#define HTI_HIER_WALK_H
+
+#include "cuda/hier_stage.h"
+
+enum { WALK_D = HTI_WALK_DIM, WALK_ROWS = 64, SLOTS = 8, AHEAD = 2, TEAMS = 3 };
+enum { WALK_LOADERS = 128, WALK_THREADS = WALK_LOADERS + 128 * TEAMS };
+
+/* A slot of the ring: 64 rows of k, their sums of two and of four, then the same of v. Bytes. */
+enum { ROW_BYTES = 2 * WALK_D, SLOT_1 = 64 * ROW_BYTES, SLOT_2 = SLOT_1 + 32 * ROW_BYTES };
+enum { SLOT_V = SLOT_2 + 16 * ROW_BYTES, SLOT_BYTES = 2 * SLOT_V, EIGHT = 8 * ROW_BYTES };
+enum { WALK_SHARED = SLOTS * SLOT_BYTES + 2 * SLOTS * 8 };
+
+struct walk_args {
+    hti_hier_args a;
+    int chunks;        /* of 64 rows, of a sequence */
+    int ranges, items; /* all chunks of a head are cut into ranges; an item is a range of a head */
+    float unit;        /* of the lse to write, in log2 units */
+    ht_tensor lse;     /* the caller's, if there is but one stage; else data is NULL */
+};
+
+/* ---- who works on what ---- */
+
+/* A stretch is a run of chunks of one head of one sequence. */
+struct walk {
+    int item, at, end; /* chunks left of the item, counted over all sequences */
+    int head, sequence, first, count;
+};
+
+static __device__ __forceinline__ int next_stretch(walk &w, const walk_args &g) {
+    while (w.at >= w.end) {
+        w.item += gridDim.x;
+        if (w.item >= g.items) return 0;
+        int range = w.item / g.a.q_heads;
+        int64_t all = (int64_t)g.chunks * g.a.sequences;
+        w.head = w.item - range * g.a.q_heads;
+        w.at = (int)(range * all / g.ranges), w.end = (int)((range + 1) * all / g.ranges);
+    }
+    w.sequence = w.at / g.chunks;
+    w.first = w.at - w.sequence * g.chunks;
+    int left = g.chunks - w.first, wanted = w.end - w.at;
+    w.count = left < wanted ? left : wanted;
+    w.at += w.count;
+    return 1;
+}
+
+static __device__ __forceinline__ void start_walk(walk &w, int count) {
+    w.item = (int)blockIdx.x - (int)gridDim.x;
+    w.at = w.end = 0, w.count = count;
+}
+
+static __device__ __forceinline__ char *walk_row(const hti_flat &t, int sequence, int head,
+                                                 int row) {
+    return t.data + (uint64_t)(sequence * t.batch + head * t.head + row * t.row) * 8;
+}
+
+/* Row of a stage-1 tower at which a sequence starts. */
+static __device__ __forceinline__ int64_t walk_tower(const walk_args &g, int sequence, int head) {
+    return head * g.a.tower[1] + (int64_t)sequence * ((g.a.length + 7) / 8);
+}
+
+/* ---- barriers ---- */
+
+#if __CUDA_ARCH__ >= 900
+static __device__ __forceinline__ void barrier_init(uint32_t at, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t at) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_wait(uint32_t at, int parity) {
+    asm volatile("{\n.reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(at),
+                 "r"(parity)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void copies_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N> static __device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+#endif
+
+/* ---- a tile of 16 rows ---- */
+
+/* A tile's place: its warp (0 ... 3) in the chunk, addresses of the three slots it sees, and the
+ * sequence around it. */
+struct walk_tile {
+    uint32_t left, own, right;
+    int warp, first, length; /* first row of the chunk; rows of the sequence */
+    int edge, ragged;        /* at an end of the sequence; an end that cuts clusters */
+};
+
+template <int MODE>
+static __device__ __forceinline__ void find_groups(uint32_t at[], const walk_tile &w) {
+    using G = groups<MODE, 1>;
+#pragma unroll
+    for (int i = 0; i < G::FINE; i += 2) {
+        int block = w.warp + i / 2 - 1;
+        at[i] = block < 0 ? w.left + 6 * EIGHT : block > 3 ? w.right : w.own + block * 2 * EIGHT;
+        at[i + 1] = at[i] + EIGHT;
+    }
+    if (!G::COARSE) return;
+    int low = w.warp < 2, half1 = w.warp & 1;
+    uint32_t left1 = low ? w.left + (SLOT_1 + 2 * EIGHT) : w.own + SLOT_1;
+    uint32_t right1 = low ? w.own + (SLOT_1 + 2 * EIGHT) : w.right + SLOT_1;
+    uint32_t left2 = w.left + SLOT_2, right2 = w.right + SLOT_2;
+    constexpr int AT1 = G::FINE, AT2 = G::FINE + G::COARSE;
+    at[AT1] = left1, at[AT1 + 1] = G::CAUSAL || half1 ? left1 + EIGHT : right1;
+    at[AT2] = left2, at[AT2 + 1] = G::CAUSAL || !low ? left2 + EIGHT : right2;
+    if (!G::CAUSAL) at[AT1 + 2] = right1 + EIGHT, at[AT2 + 2] = right2 + EIGHT;
+}
+
+/* First cluster of group b at its level, counted from the sequence's start. */
+template <int MODE> static __device__ __forceinline__ int first_cluster(int b, const walk_tile &w) {
+    using G = groups<MODE, 1>;
+    int level = G::level(b), row = w.first + 16 * w.warp;
+    if (level == 0) return row + 8 * b - 16;
+    int i = b - (level == 1 ? G::FINE : G::FINE + G::COARSE);
+    int block = row >> (level + 4), half = row >> (level + 3) & 1;
+    if (i == 0) return 16 * block - 16;
+    if (i == 1) return G::CAUSAL || half ? 16 * block - 8 : 16 * block + 16;
+    return 16 * block + 24;
+}
+
+/* Valid rows of a cluster. */
+static __device__ __forceinline__ int rows_in(int cluster, int level, int length) {
+    int left = length - (cluster << level), whole = 1 << level;
+    return cluster < 0 || left < 0 ? 0 : left < whole ? left : whole;
+}
+
+template <int MODE>
+static __device__ __forceinline__ void scores(float x[][4], const uint32_t at[], int from,
+                                              int count, const frag<WALK_D> &q,
+                                              const lanes<WALK_D> &l) {
+#pragma unroll
+    for (int b = from; b < from + count; b++) {
+        uint32_t key[WALK_D / 8];
+        load_key<WALK_D>(key, at[b], l.key);
+        x[b][0] = x[b][1] = x[b][2] = x[b][3] = 0;
+        dot8<WALK_D>(x[b], q, key);
+    }
+}
+
+/* What the tile's rows do not see. */
+template <int MODE>
+static __device__ __forceinline__ void hide_unseen(float x[][4], const walk_tile &w, int lane) {
+    using G = groups<MODE, 1>;
+    int g = lane >> 2, t = lane & 3;
+    if (w.edge) {
+#pragma unroll
+        for (int b = 0; b < G::ALL; b++) {
+            int c = first_cluster<MODE>(b, w), level = G::level(b);
+            int row = w.first + 16 * w.warp + g;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int n = rows_in(c + 2 * t + (e & 1), level, w.length);
+                int m = rows_in((row + 8 * (e >> 1)) >> level, level, w.length);
+                if (MODE != MEAN || m == 0) m = 1 << level;
+                float whole = (float)(1 << (2 * level));
+                x[b][e] = n ? x[b][e] * __fdividef(whole, (float)(n * m)) : HTI_NEG_INF;
+            }
+        }
+    }
+    if (G::CAUSAL) {
+#pragma unroll
+        for (int b = 2; b < 4; b++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (8 * (b & 1) + 2 * t + (e & 1) > g + 8 * (e >> 1)) x[b][e] = HTI_NEG_INF;
+        }
+        if (G::COARSE) {
+            if (!(w.warp & 1)) hide(x[G::FINE + 1], 1, 1);
+            if (!(w.warp & 2)) hide(x[G::FINE + G::COARSE + 1], 1, 1);
+        }
+    }
+}
+
+/* Denominator's share of clusters that are not whole: what a whole one would have added too much.
+ */
+template <int MODE>
+static __device__ __forceinline__ float too_much(const float x[][4], const walk_tile &w, int h,
+                                                 int t) {
+    using G = groups<MODE, 1>;
+    float much = 0;
+#pragma unroll
+    for (int b = G::FINE; b < G::ALL; b++) {
+        int c = first_cluster<MODE>(b, w), level = G::level(b);
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; e++) {
+            int n = rows_in(c + 2 * t + (e & 1), level, w.length);
+            if (n) much += x[b][e] * (float)((1 << level) - n);
+        }
+    }
+    return much;
+}
+
+/* Scores become weights; m: maximum in log2 units, l: denominator. */
+template <int MODE>
+static __device__ __forceinline__ void weigh_all(float x[][4], float m[2], float l[2],
+                                                 const float factor[3], const walk_tile &w, int t) {
+    using G = groups<MODE, 1>;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float top[3] = {HTI_NEG_INF, HTI_NEG_INF, HTI_NEG_INF}, sum[3] = {0, 0, 0};
+#pragma unroll
+        for (int b = 0; b < G::ALL; b++) {
+            int level = G::level(b);
+            top[level] = fmaxf(top[level], fmaxf(x[b][2 * h], x[b][2 * h + 1]));
+        }
+        float most = top[0] * factor[0];
+        if (G::COARSE) most = fmaxf(most, fmaxf(top[1] * factor[1], top[2] * factor[2]));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        m[h] = most;
+        float base = most == HTI_NEG_INF ? 0 : most; /* nothing seen: all weights 0, not NaN */
+#pragma unroll
+        for (int b = 0; b < G::ALL; b++) {
+            int level = G::level(b);
+#pragma unroll
+            for (int e = 2 * h; e < 2 * h + 2; e++) {
+                x[b][e] = exp2_fast(fmaf(x[b][e], factor[level], -base));
+                sum[level] += x[b][e];
+            }
+        }
+        float all = fmaf(4, sum[2], fmaf(2, sum[1], sum[0]));
+        if (w.ragged) all -= too_much<MODE>(x, w, h, t);
+        all += __shfl_xor_sync(~0u, all, 1);
+        all += __shfl_xor_sync(~0u, all, 2);
+        l[h] = all;
+    }
+}
+
+/* o = P V, 16 keys at a time. offset: this lane's places in 8 rows. */
+template <int MODE>
+static __device__ __forceinline__ void take_values(float o[WALK_D / 8][4], const float x[][4],
+                                                   const uint32_t at[], const uint32_t offset[4],
+                                                   int lane) {
+    using G = groups<MODE, 1>;
+#pragma unroll
+    for (int i = 0; i < WALK_D / 8; i++) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
+#pragma unroll
+    for (int b = 0; b < G::ALL; b += 2) {
+        uint32_t from = (lane & 8 ? at[b + 1] : at[b]) + SLOT_V;
+        uint32_t a[4] = {pack2(x[b][0], x[b][1]), pack2(x[b][2], x[b][3]),
+                         pack2(x[b + 1][0], x[b + 1][1]), pack2(x[b + 1][2], x[b + 1][3])};
+#pragma unroll
+        for (int c = 0; c < WALK_D / 16; c++) {
+            uint32_t v[4];
+            load_values(v, from + offset[c]);
+            mma16(o[2 * c], a, v[0], v[1]);
+            mma16(o[2 * c + 1], a, v[2], v[3]);
+        }
+    }
+}
+
+#endif
