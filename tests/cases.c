@@ -304,3 +304,21 @@ void cases_tiles(case_list *list, ht_dtype dtype) {
         }
     }
 }
+
+void cases_plain(case_list *list, ht_dtype dtype) {
+    static const int64_t lengths[] = {1,   17,  64,  65,  100, 128, 129, 192,
+                                      200, 257, 333, 448, 577, 640, 900, 1024};
+    for (size_t i = 0; i < COUNT(lengths); i++) {
+        for (size_t w = 0; w < case_way_count; w++) {
+            test_case c = case_ways[w];
+            int fine = c.kind == HT_HIERARCHICAL && c.query == HT_QUERY_FINE;
+            if (c.kind == HT_FULL || fine) continue;
+            if (lengths[i] > 300 && (i + w) % 3) continue; /* the oracle is quadratic */
+            c.dtype = dtype, c.block = 16, c.head_dim = c.value_dim = 64, c.length = lengths[i];
+            c.kv_heads = 1 + (int64_t)(i + w) % 2, c.q_heads = c.kv_heads * (1 + (int64_t)w % 2);
+            c.batch = 1 + (int64_t)(i + w) % 2, c.lse = 1, c.dlse = (int64_t)(i % 4 == 1);
+            c.layout = (int64_t)(i + w) % LAYOUT_COUNT, c.seed = (int64_t)list->count + 1;
+            add_if_allowed(list, c);
+        }
+    }
+}

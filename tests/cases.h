@@ -105,6 +105,8 @@ void cases_random(case_list *list, ht_dtype dtype, uint64_t seed, int count);
 void cases_long(case_list *list, ht_dtype dtype);
 /* What matrix units like: blocks of 16, 32, ... 128, dimensions of 16 to 128, every option. */
 void cases_tiles(case_list *list, ht_dtype dtype);
+/* block 16, 64 columns, no options: what the fastest kernels take */
+void cases_plain(case_list *list, ht_dtype dtype);
 
 /* splitmix64: the next of a stream of random numbers. */
 uint64_t test_random(uint64_t *state);
