@@ -105,6 +105,8 @@ void cases_random(case_list *list, ht_dtype dtype, uint64_t seed, int count);
 void cases_long(case_list *list, ht_dtype dtype);
 /* What matrix units like: blocks of 16, 32, ... 128, dimensions of 16 to 128, every option. */
 void cases_tiles(case_list *list, ht_dtype dtype);
+/* Whole clusters of 64 columns, which some kernels take without looking at each. */
+void cases_whole(case_list *list, ht_dtype dtype);
 
 /* splitmix64: the next of a stream of random numbers. */
 uint64_t test_random(uint64_t *state);
