@@ -322,3 +322,17 @@ void cases_plain(case_list *list, ht_dtype dtype) {
         }
     }
 }
+
+void cases_whole(case_list *list, ht_dtype dtype) {
+    static const int64_t lengths[] = {64, 128, 192, 256, 320, 512};
+    for (size_t i = 0; i < COUNT(lengths); i++) {
+        for (size_t w = 0; w < 3; w++) { /* mean, first, first causal */
+            test_case c = case_ways[w];
+            c.dtype = dtype, c.block = 16, c.length = lengths[i], c.head_dim = c.value_dim = 64;
+            c.q_heads = c.kv_heads = 1 + (int64_t)(i + w) % 3, c.batch = 3 - (int64_t)i / 2;
+            c.layout = (int64_t)(i + w) % LAYOUT_COUNT, c.dlse = (int64_t)(i + w) % 2;
+            c.spread = i == 3 ? 8 : 1, c.seed = 300 + (int64_t)(3 * i + w);
+            cases_add(list, c);
+        }
+    }
+}

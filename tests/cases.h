@@ -107,6 +107,8 @@ void cases_long(case_list *list, ht_dtype dtype);
 void cases_tiles(case_list *list, ht_dtype dtype);
 /* block 16, 64 columns, no options: what the fastest kernels take */
 void cases_plain(case_list *list, ht_dtype dtype);
+/* Whole clusters of 64 columns, which some kernels take without looking at each. */
+void cases_whole(case_list *list, ht_dtype dtype);
 
 /* splitmix64: the next of a stream of random numbers. */
 uint64_t test_random(uint64_t *state);

@@ -24,7 +24,10 @@ static void list(void) {
         cases_lengths(&cases, types[t]);
         cases_dims(&cases, types[t]);
         cases_long(&cases, types[t]);
-        if (types[t] == HT_BF16) cases_tiles(&cases, types[t]), cases_plain(&cases, types[t]);
+        if (types[t] != HT_BF16) continue;
+        cases_tiles(&cases, types[t]);
+        cases_plain(&cases, types[t]);
+        cases_whole(&cases, types[t]);
     }
     harness_add_all("oracle", against_oracle, &cases);
     cases_free(&cases);

@@ -14,6 +14,7 @@
  * m): ds = P (<G, V> - n h),   dV += P G,   dQ += f ds K,   dK += f ds Q,   f = scale / (n_query
  * n_key)
  */
+#include "cuda/hier_grad.h"
 #include "cuda/hier_place.h"
 
 enum { CHUNK = 128, STRIPS = CHUNK / 32, THREADS = 3 * STRIPS * 32, NEAR = 32, FAR = 64 };
@@ -35,7 +36,7 @@ static __device__ __forceinline__ float weight(float m, float from) {
 }
 
 /* 512 rows of one head: h of level 0; G, m, h of levels 3, 6 and 9. */
-template <int D> __global__ void __launch_bounds__(256, 2) hier_restrict(hti_hier_args a) {
+template <int D> __global__ void __launch_bounds__(256, 3) hier_restrict(hti_hier_args a) {
     extern __shared__ float sums[]; /* [SPAN3][D] G of level 3, then [SPAN3] m and [SPAN3] h */
     float *ms = sums + SPAN3 * D, *hs = ms + SPAN3;
     place p;
@@ -54,31 +55,38 @@ template <int D> __global__ void __launch_bounds__(256, 2) hier_restrict(hti_hie
         int r3 = i / CH, ch = i % CH;
         int64_t row = p.first + 8 * r3;
         float g[8] = {0, 0, 0, 0, 0, 0, 0, 0}, m = POS_INF, h = 0, from[8];
-        uint4 d[8], o[8];
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float x = row + j < p.length ? lse[row + j] : HTI_NEG_INF;
             from[j] = x > HTI_NEG_INF ? x * LOG2E : POS_INF;
-            d[j] = o[j] = make_uint4(0, 0, 0, 0);
-            if (from[j] == POS_INF) continue;
-            d[j] = fetch_chunk<D>(dz + (row + j) * a.dout.row_stride, ch, a.dim);
-            o[j] = fetch_chunk<D>(z + (row + j) * a.out.row_stride, ch, a.dim);
         }
 #pragma unroll
         for (int j = 0; j < 8; j++) m = fminf(m, from[j]);
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float x[8] = {0, 0, 0, 0, 0, 0, 0, 0}, y[8] = {0, 0, 0, 0, 0, 0, 0, 0},
-                  w = weight(m, from[j]), dot = 0;
-            add_chunk(x, d[j]);
-            add_chunk(y, o[j]);
+        for (int half = 0; half < 8; half += 4) {
+            uint4 d[4], o[4];
 #pragma unroll
-            for (int c = 0; c < 8; c++) dot += x[c] * y[c], g[c] += w * x[c];
+            for (int j = 0; j < 4; j++) {
+                d[j] = o[j] = make_uint4(0, 0, 0, 0);
+                if (from[half + j] == POS_INF) continue;
+                d[j] = fetch_chunk<D>(dz + (row + half + j) * a.dout.row_stride, ch, a.dim);
+                o[j] = fetch_chunk<D>(z + (row + half + j) * a.out.row_stride, ch, a.dim);
+            }
 #pragma unroll
-            for (int step = 1; step < CH; step *= 2) dot += __shfl_xor_sync(~0u, dot, step);
-            if (dlse && from[j] < POS_INF) dot -= dlse[(row + j) * a.dlse.row_stride];
-            h += w * dot;
-            if (ch == 0 && row + j < p.length) h0[row + j] = dot;
+            for (int j = 0; j < 4; j++) {
+                float x[8] = {0, 0, 0, 0, 0, 0, 0, 0}, y[8] = {0, 0, 0, 0, 0, 0, 0, 0},
+                      w = weight(m, from[half + j]), dot = 0;
+                add_chunk(x, d[j]);
+                add_chunk(y, o[j]);
+#pragma unroll
+                for (int c = 0; c < 8; c++) dot += x[c] * y[c], g[c] += w * x[c];
+#pragma unroll
+                for (int step = 1; step < CH; step *= 2) dot += __shfl_xor_sync(~0u, dot, step);
+                if (dlse && from[half + j] < POS_INF)
+                    dot -= dlse[(row + half + j) * a.dlse.row_stride];
+                h += w * dot;
+                if (ch == 0 && row + half + j < p.length) h0[row + half + j] = dot;
+            }
         }
 #pragma unroll
         for (int c = 0; c < 8; c++) sums[r3 * D + 8 * ch + c] = g[c];
@@ -676,6 +684,10 @@ template <int D> static ht_status run_backward(ht_context *ctx, hti_hier_args a)
     }
     for (int s = a.stages - 1; s >= 0; s--) {
         hti_hier_set_stage(&a, s);
+        if (D == 64 && hti_hier_grad_takes(ctx, a)) {
+            TRY(hti_hier_grad_run(ctx, a));
+            continue;
+        }
         /* plain: no masks, and every cluster of every sequence is whole up to two levels above the
          * stage */
         int plain =
