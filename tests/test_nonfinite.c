@@ -157,6 +157,10 @@ static void list(void) {
         CASE(.length = 270, .q_heads = 4, .kv_heads = 2),
         CASE(.length = 200, .block = 16, .batch = 3, .packed = 2, .bias = 1, .q_heads = 2),
         CASE(.length = 333, .block = 2, .q_heads = 2, .kv_heads = 2, .rotary = 100),
+        CASE(.length = 256, .block = 16, .batch = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 64,
+             .value_dim = 64, .dtype = HT_BF16),
+        CASE(.length = 300, .block = 32, .batch = 2, .q_heads = 2, .head_dim = 32, .value_dim = 32,
+             .dtype = HT_BF16),
     };
     case_list cases = {0};
     for (size_t i = 0; i < COUNT(with); i++) {
