@@ -28,8 +28,9 @@ extern "C" {
 typedef struct hti_cuda_backend {
     int device;
     int own_stream;
-    int processors;   /* streaming multiprocessors */
-    int capability;   /* 90 for 9.0 */
+    int processors; /* streaming multiprocessors */
+    int capability; /* 90 for 9.0 */
+    int built_for; /* 90: the kernels that run there were compiled for 9.0, not for what is older */
     int shared_bytes; /* shared memory that one block may ask for */
     cudaStream_t stream;
     char name[96];

@@ -51,6 +51,18 @@ enum {
     OLDEST = 80
 }; /* OLDEST: compute capability that the kernels are built for */
 
+static __global__ void nothing() {}
+
+/* Newer devices may run kernels that were compiled for older ones: those lack what only newer
+ * ones can do, waiting for the kernel before them for one. */
+static int built_for(void) {
+    cudaFuncAttributes about;
+    if (cudaFuncGetAttributes(&about, (const void *)nothing) == cudaSuccess)
+        return about.ptxVersion;
+    cudaGetLastError();
+    return 0;
+}
+
 static cudaError_t count_devices(int *count) {
     *count = 0;
     cudaError_t error = cudaGetDeviceCount(count);
@@ -102,11 +114,12 @@ static ht_status open_device(hti_cuda_backend *cuda, ht_context *ctx, const ht_c
     CHECK(ctx, cuda->capability >= OLDEST, HT_DEVICE,
           "%s is a %s of compute capability %d.%d, this build needs %d.%d or newer", ctx->device,
           p.name, p.major, p.minor, OLDEST / 10, OLDEST % 10);
+    hti_cuda_scope scope(ctx);
+    cuda->built_for = built_for();
     if (desc && desc->stream) {
         cuda->stream = (cudaStream_t)desc->stream;
         return HT_OK;
     }
-    hti_cuda_scope scope(ctx);
     CUDA_TRY(ctx, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking),
              "making a stream");
     cuda->own_stream = 1;

@@ -133,7 +133,7 @@ static __device__ __forceinline__ void chain_wait() {
 static inline ht_status launch_chained(const ht_context *ctx, void (*kernel)(hti_hier_args),
                                        const char *name, dim3 grid, int threads, size_t shared,
                                        const hti_hier_args &args) {
-    if (hti_cuda_of(ctx)->capability < 90)
+    if (hti_cuda_of(ctx)->built_for < 90)
         return hti_cuda_launch(ctx, kernel, name, grid, threads, shared, args);
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

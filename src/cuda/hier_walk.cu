@@ -429,11 +429,9 @@ static void cut_work(walk_args *g, int processors) {
 
 int hti_walk_takes(const ht_context *ctx, const hti_hier_args &a) {
     const hti_cuda_backend *cuda = hti_cuda_of(ctx);
-    if (cuda->capability < 90 || cuda->shared_bytes < WALK_SHARED) return 0;
-    if (a.cu || a.key_mask || a.query_mask || a.dim != WALK_D) return 0;
-    cudaFuncAttributes about; /* a build for older devices has nothing in the kernel */
-    if (cudaFuncGetAttributes(&about, (const void *)hier_walk<MEAN>) != cudaSuccess) return 0;
-    return about.ptxVersion >= 90;
+    /* a build for older devices has nothing in the kernel */
+    if (cuda->built_for < 90 || cuda->shared_bytes < WALK_SHARED) return 0;
+    return !a.cu && !a.key_mask && !a.query_mask && a.dim == WALK_D;
 }
 
 ht_status hti_walk_base(ht_context *ctx, const hti_hier_args &a) {
