@@ -143,7 +143,9 @@ static int64_t size_step(int64_t size) {
 
 static void make_key(product_key *k, const hti_gemm *g, hti_finish finish) {
     memset(k, 0, sizeof *k);
-    k->m = size_step(g->m), k->n = g->n, k->k = size_step(g->k);
+    /* numbers of rows: m of plain A, k where both are [k, ...]; elsewhere they are columns */
+    k->m = g->transpose_a ? g->m : size_step(g->m), k->n = g->n;
+    k->k = g->transpose_a && !g->transpose_b ? size_step(g->k) : g->k;
     k->lda = g->lda, k->ldb = g->ldb, k->ldc = g->ldc;
     k->dtype = g->dtype, k->wide_c = g->wide_c;
     k->transpose_a = g->transpose_a, k->transpose_b = g->transpose_b;
