@@ -161,7 +161,9 @@ typedef struct hti_norm_call {
     const void *dout, *ds_in; /* backward reads s (or x) and stats */
     void *ds, *dy;            /* dy NULL: not wanted */
     void *dscale, *dshift;    /* wide */
-    void *scratch;            /* backward: hti_ops.norm_scratch bytes */
+    void *dbias; /* wide, or NULL: += column sums of dy (of ds, where dy is NULL): the gradient of a
+                    bias in y */
+    void *scratch; /* backward: hti_ops.norm_scratch bytes */
 } hti_norm_call;
 
 typedef enum hti_activation { HTI_LINEAR, HTI_GELU /* tanh form */, HTI_RELU } hti_activation;
@@ -174,6 +176,8 @@ typedef struct hti_linear_call {
     hti_activation activation;
     int64_t rows, in, out;
     const void *x, *w, *bias; /* [rows, in], [out, in], [out] or NULL */
+    const void *add;          /* [rows, out] or NULL: y = pre + add; only HTI_LINEAR, forward, and
+                                 where hti_ops.linear_adds says so */
     void *pre, *y;            /* [rows, out]; pre may be NULL in inference */
     hti_random drop;
     void *dy, *dx, *dw, *dbias; /* dx set, or NULL; dw, dbias wide */
@@ -299,6 +303,7 @@ typedef struct hti_ops {
     ht_status (*norm_forward)(ht_context *ctx, const hti_norm_call *call);
     ht_status (*norm_backward)(ht_context *ctx, const hti_norm_call *call);
     size_t (*norm_scratch)(const ht_context *ctx, const hti_norm_call *call);
+    int linear_adds; /* 1: linear_forward takes `add` */
     ht_status (*linear_forward)(ht_context *ctx, const hti_linear_call *call);
     ht_status (*linear_backward)(ht_context *ctx, const hti_linear_call *call);
     ht_status (*rotary)(ht_context *ctx, const hti_rotary_call *call);

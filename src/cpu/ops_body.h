@@ -109,6 +109,21 @@ static void FN(norm_forward)(ht_context *ctx, const hti_norm_call *a) {
     }
 }
 
+static void FN(column_sums)(ht_context *ctx, void *sums, const void *x, int64_t rows,
+                            int64_t width) {
+    int64_t spans = (width + SPAN - 1) / SPAN;
+    ROWS(rows * width) for (int64_t span = 0; span < spans; span++) {
+        int64_t c0 = span * SPAN;
+        int n = width - c0 < SPAN ? (int)(width - c0) : SPAN;
+        real acc[SPAN] = {0};
+        for (int64_t r = 0; r < rows; r++) {
+            const real *row = (const real *)x + r * width + c0;
+            SIMD for (int i = 0; i < n; i++) acc[i] += row[i];
+        }
+        for (int i = 0; i < n; i++) ((real *)sums)[c0 + i] += acc[i];
+    }
+}
+
 /* with n = (s - mean) rstd and g = dout scale:  ds += rstd (g - mean(g) - n mean(g n)) */
 static void FN(norm_back_row)(const hti_norm_call *a, int64_t r) {
     int64_t w = a->width;
@@ -156,6 +171,7 @@ static void FN(norm_backward)(ht_context *ctx, const hti_norm_call *a) {
             ((real *)a->dshift)[c0 + i] += dshift[i];
         }
     }
+    if (a->dbias) FN(column_sums)(ctx, a->dbias, a->dy ? a->dy : a->ds, a->rows, w);
 }
 
 /* ---- activation functions of a linear layer ---- */
@@ -203,21 +219,6 @@ static void FN(activate_back)(ht_context *ctx, const hti_linear_call *a) {
         } else {
             SIMD for (int64_t c = 0; c < w; c++) d[c] = pre[c] > 0 ? d[c] : 0;
         }
-    }
-}
-
-static void FN(column_sums)(ht_context *ctx, void *sums, const void *x, int64_t rows,
-                            int64_t width) {
-    int64_t spans = (width + SPAN - 1) / SPAN;
-    ROWS(rows * width) for (int64_t span = 0; span < spans; span++) {
-        int64_t c0 = span * SPAN;
-        int n = width - c0 < SPAN ? (int)(width - c0) : SPAN;
-        real acc[SPAN] = {0};
-        for (int64_t r = 0; r < rows; r++) {
-            const real *row = (const real *)x + r * width + c0;
-            SIMD for (int i = 0; i < n; i++) acc[i] += row[i];
-        }
-        for (int i = 0; i < n; i++) ((real *)sums)[c0 + i] += acc[i];
     }
 }
 

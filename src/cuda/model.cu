@@ -9,6 +9,8 @@
 
 static ht_status make_state(hti_cuda_model *m, ht_context *ctx) {
     TRY(hti_blas_open(&m->blas, ctx));
+    CUDA_TRY(ctx, cudaHostAlloc((void **)&m->post, HTI_POST_BYTES, cudaHostAllocDefault),
+             "taking host memory");
     return ctx->ops->alloc(ctx, (void **)&m->sums, HTI_SUMS_BYTES);
 }
 
@@ -33,6 +35,7 @@ void hti_cuda_model_close(ht_context *ctx) {
     if (!cuda->model) return;
     hti_blas_close(cuda->model->blas, ctx);
     if (cuda->model->sums) ctx->ops->release(ctx, cuda->model->sums);
+    if (cuda->model->post && cudaFreeHost(cuda->model->post) != cudaSuccess) cudaGetLastError();
     hti_host_free(ctx, cuda->model);
     cuda->model = NULL;
 }
@@ -104,6 +107,7 @@ void hti_cuda_model_entries(hti_ops *o) {
     o->embed_scratch = hti_cuda_embed_scratch;
     o->norm_forward = hti_cuda_norm_forward, o->norm_backward = hti_cuda_norm_backward;
     o->norm_scratch = hti_cuda_norm_scratch;
+    o->linear_adds = 1;
     o->linear_forward = hti_cuda_linear_forward, o->linear_backward = hti_cuda_linear_backward;
     o->rotary = hti_cuda_rotary;
     o->pool_forward = hti_cuda_pool_forward, o->pool_backward = hti_cuda_pool_backward;

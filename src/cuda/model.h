@@ -24,10 +24,13 @@ typedef __nv_bfloat16 bf16;
  */
 
 enum { HTI_SUMS_BYTES = 16 << 20 }; /* partial sums of one op at a time */
+enum { HTI_POST_BYTES = 4 << 20 };
 
 typedef struct hti_cuda_model {
     struct hti_blas *blas; /* model_blas.cu */
     float *sums;           /* [HTI_SUMS_BYTES] */
+    char *post;            /* [HTI_POST_BYTES] of host memory that the device can read: batches */
+    size_t posted;         /* bytes in use until the stream is next waited for */
 } hti_cuda_model;
 
 static inline hti_cuda_model *hti_model_of(const ht_context *ctx) {
@@ -47,18 +50,19 @@ typedef enum hti_finish {
 
 ht_status hti_blas_open(struct hti_blas **out, ht_context *ctx);
 void hti_blas_close(struct hti_blas *blas, ht_context *ctx);
-/* HT_UNSUPPORTED where cuBLASLt has no algorithm for this product with this finish. */
+/* HT_UNSUPPORTED where cuBLASLt has no algorithm for this product with this finish. add: NULL, or
+ * [m, n] as C lies, added to the product. */
 ht_status hti_cuda_product(ht_context *ctx, const hti_gemm *call, hti_finish finish,
-                           const void *bias, void *aux);
+                           const void *bias, void *aux, const void *add);
 ht_status hti_cuda_gemm(ht_context *ctx, const hti_gemm *call);
 
 /* ---- sums over rows (model_sums.cu) ------------------------------------------------------------
  */
 
-/* out[c] += sum over p of partial[p * width + c], c < width. With `second`, rows of partial have
- * two halves of `width`, and the second half is added there. */
-ht_status hti_cuda_add_parts(const ht_context *ctx, float *out, float *second, const float *partial,
-                             int64_t parts, int64_t width);
+/* out[c] += sum over p of partial[p * width + c], c < width. With `second` (and `third`), rows of
+ * partial have two (three) parts of `width`, and the others are added there. */
+ht_status hti_cuda_add_parts(const ht_context *ctx, float *out, float *second, float *third,
+                             const float *partial, int64_t parts, int64_t width);
 /* sums[c] += column sums of x [rows, width] */
 ht_status hti_cuda_column_sums(const ht_context *ctx, float *sums, const void *x, int64_t rows,
                                int64_t width, ht_dtype dtype);

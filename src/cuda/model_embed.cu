@@ -107,13 +107,13 @@ static __global__ void __launch_bounds__(THREADS) gather_chunks(const gather_arg
             for (int j = 0; j < N; j++) sum[j] += d[k][j];
             if (at + 1 < n && a.key[first + at + 1] == a.key[first + at]) continue;
             float *to = part_of(a, chunk, begin, at + 1), *table = home(a, a.key[first + at]) + c;
-            for (int j = 0; j < N; j++) {
-                if (to)
-                    to[c + j] = sum[j];
-                else
-                    table[j] += sum[j];
-                sum[j] = 0;
+            float old[N];
+            if (!to) {
+                load<N>(old, table);
+                for (int j = 0; j < N; j++) sum[j] += old[j];
             }
+            store<N>(to ? to + c : table, sum);
+            for (int j = 0; j < N; j++) sum[j] = 0;
             begin = at + 1;
         }
     }
@@ -179,7 +179,7 @@ static ht_status gather(ht_context *ctx, const hti_embed_call *c, const int32_t 
     a.partial = carver.take<float>(a.chunks * 2 * c->width);
     a.width = (int)c->width, a.dout = c->dout, a.drop = hti_drop_of(c->drop);
     a.table = (float *)table, a.last = (float *)last;
-    int wide = hti_wide_rows(c->width, hti_bytes(c->dtype), c->dout);
+    int wide = hti_wide_rows(c->width, hti_bytes(c->dtype), c->dout, table, last);
     return HTI_BY_TYPE(run_gather, c->dtype, wide, ctx, a);
 }
 

@@ -19,24 +19,36 @@ struct active_args {
 
 #define GELU_A 0.7978845608028654f /* sqrt(2/pi) */
 #define GELU_B 0.044715f
+#define GELU_LOG2E 1.4426950408889634f
 
-/* tanh form: x/2 (1 + tanh u) = x sigmoid(2u), u = A (x + B x^3). bf16 can do with fast ones. */
+/* tanh form: x/2 (1 + tanh u) = x sigmoid(2u), u = A (x + B x^3) */
 DEVICE float gelu_sigmoid(float x, const float *) {
     return 1 / (1 + expf(-2 * GELU_A * (x + GELU_B * x * x * x)));
 }
+
+/* bf16 can do with the fast ones: errors of 2^-22 */
 DEVICE float gelu_sigmoid(float x, const bf16 *) {
-    return __fdividef(1, 1 + __expf(-2 * GELU_A * (x + GELU_B * x * x * x)));
+    float u = x * fmaf(-2 * GELU_A * GELU_B * GELU_LOG2E * x, x, -2 * GELU_A * GELU_LOG2E), s;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(u));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1 + s));
+    return s;
+}
+
+template <typename T> DEVICE float gelu(float x) { return x * gelu_sigmoid(x, (const T *)nullptr); }
+
+template <typename T> DEVICE float gelu_slope(float x) {
+    float s = gelu_sigmoid(x, (const T *)nullptr);
+    return s + x * s * (1 - s) * 2 * GELU_A * (1 + 3 * GELU_B * x * x);
 }
 
 template <typename T> DEVICE float activate(float x, int kind) {
-    if (kind == HTI_GELU) return x * gelu_sigmoid(x, (const T *)nullptr);
+    if (kind == HTI_GELU) return gelu<T>(x);
     return kind == HTI_RELU && x < 0 ? 0 : x;
 }
 
 template <typename T> DEVICE float slope(float x, int kind) {
     if (kind == HTI_RELU) return x > 0 ? 1 : 0;
-    float s = gelu_sigmoid(x, (const T *)nullptr);
-    return s + x * s * (1 - s) * 2 * GELU_A * (1 + 3 * GELU_B * x * x);
+    return gelu_slope<T>(x);
 }
 
 template <typename T, int N>
@@ -133,12 +145,12 @@ static ht_status forward_rest(ht_context *ctx, const hti_linear_call *a, const v
 static ht_status forward_fused(ht_context *ctx, const hti_linear_call *a) {
     hti_gemm g = forward_product(a, a->y);
     int plain = a->activation == HTI_LINEAR, aux = a->pre && a->out % 8 == 0;
-    if (plain) return hti_cuda_product(ctx, &g, HTI_FINISH_BIAS, a->bias, NULL);
+    if (plain) return hti_cuda_product(ctx, &g, HTI_FINISH_BIAS, a->bias, NULL, a->add);
     if (a->activation == HTI_GELU && !(a->drop.p > 0) && (aux || !a->pre))
         return hti_cuda_product(ctx, &g, aux ? HTI_FINISH_GELU_AUX : HTI_FINISH_GELU, a->bias,
-                                a->pre);
+                                a->pre, NULL);
     g.c = a->pre ? a->pre : a->y;
-    TRY(hti_cuda_product(ctx, &g, HTI_FINISH_BIAS, a->bias, NULL));
+    TRY(hti_cuda_product(ctx, &g, HTI_FINISH_BIAS, a->bias, NULL, NULL));
     return forward_rest(ctx, a, g.c, NULL);
 }
 
@@ -149,7 +161,7 @@ ht_status hti_cuda_linear_forward(ht_context *ctx, const hti_linear_call *a) {
         if (status != HT_UNSUPPORTED) return status;
     }
     hti_gemm g = forward_product(a, a->y);
-    TRY(hti_cuda_gemm(ctx, &g));
+    TRY(hti_cuda_product(ctx, &g, HTI_FINISH_NONE, NULL, NULL, a->add));
     if (a->activation == HTI_LINEAR && !a->bias) return HT_OK;
     return forward_rest(ctx, a, a->y, a->bias);
 }

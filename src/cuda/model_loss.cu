@@ -2,31 +2,13 @@
  * Softmax cross-entropy, some rows of logits at a time. Logits have the model's dtype and become
  * their own gradients in place; losses are added up over all rows in a fixed order.
  */
-#include "cuda/model.h"
+#include "cuda/model_loss.h"
 
 enum { BLOCK = 512, WARPS = 8, SUM_THREADS = 1024 };
 enum { LOGITS_BYTES = 256 << 20 }; /* of a chunk; every chunk reads and writes all of dW once */
 
-struct loss_args {
-    int64_t rows, first; /* of this chunk */
-    int classes, back;
-    void *logits; /* [rows, classes] */
-    const void *bias;
-    const int32_t *targets; /* of all rows */
-    hti_step *step;
-    double *loss; /* of all rows */
-    int32_t *hit;
-    float *row_loss; /* or NULL */
-};
-
 /* ---- one row ---- */
 
-struct row_state {
-    float top, sum; /* largest logit, sum of exp(z - top) */
-    int best;       /* where the largest is; the first of equal ones */
-};
-
-DEVICE float max_or_nan(float a, float b) { return a > b || a != a ? a : b; }
 DEVICE float exp_of(float x, const float *) { return expf(x); }
 DEVICE float exp_of(float x, const bf16 *) { return __expf(x); }
 
@@ -78,14 +60,6 @@ DEVICE row_state join_warp(row_state s) {
         s = threadIdx.x & step ? join(o, s) : join(s, o);
     }
     return s;
-}
-
-/* What the row's first thread leaves; z is the target's logit. */
-DEVICE void finish_row(const loss_args &a, int64_t row, const row_state &s, float z, int target) {
-    double loss = target < 0 ? 0 : log((double)s.sum) - ((double)z - (double)s.top);
-    a.loss[a.first + row] = loss;
-    a.hit[a.first + row] = target >= 0 && s.best == target;
-    if (a.row_loss) a.row_loss[a.first + row] = (float)loss;
 }
 
 template <typename T, int N>
@@ -159,8 +133,8 @@ static __global__ void __launch_bounds__(BLOCK) loss_blocks(const loss_args a) {
         clear_row<T, N>(a, z, threadIdx.x, BLOCK);
 }
 
-/* ---- language models: a bf16 row without bias stays in registers, NV vectors in each thread ----
- */
+/* ---- language models: a bf16 row without bias stays in registers, NV vectors in each thread;
+ * where rows can stream, model_loss_ring.cu is faster ---- */
 
 /* The largest over the thread block. NaN is larger than all. */
 DEVICE float max_block(float x) {
@@ -241,8 +215,8 @@ static ht_status run_held(ht_context *ctx, const loss_args &a) {
 }
 
 template <typename T, int N> static ht_status run_rows(ht_context *ctx, const loss_args &a) {
-    if (sizeof(T) == 2 && N == 8 && !a.bias && a.classes > 1024 && a.classes <= 65536)
-        return run_held(ctx, a);
+    int held = sizeof(T) == 2 && N == 8 && !a.bias && a.classes > 1024 && a.classes <= 65536;
+    if (held) return hti_loss_ring_takes(ctx, a) ? hti_loss_ring(ctx, a) : run_held(ctx, a);
     if (a.classes > 4096)
         return hti_cuda_launch(ctx, loss_blocks<T, N>, "loss", dim3((unsigned)a.rows), BLOCK, 0, a);
     return hti_cuda_launch(ctx, loss_warps<T, N>, "loss", dim3((unsigned)hti_ceil(a.rows, WARPS)),

@@ -3,8 +3,9 @@
  *
  * A row lies in the registers of LANES lanes of a warp, NV vectors of N elements in each. Widths
  * that do not fit take the kernels at the end, one thread block per row. Backward adds up the
- * gradients of scale and shift over the rows that a thread block sees; the blocks' sums lie in the
- * scratch, [parts][2][width], and are added in order.
+ * gradients of scale and shift (and, if wanted, of a bias before the sum) over the rows that a
+ * thread block sees; the blocks' sums lie in the scratch, [parts][2 or 3][width], and are added in
+ * order.
  */
 #include "cuda/model.h"
 
@@ -22,6 +23,7 @@ struct norm_args {
     const void *dout, *ds_in;
     void *ds, *dy;
     float *partial;
+    int sums; /* backward: 2, or 3 with those of dy */
 };
 
 /* ---- forward ---- */
@@ -86,9 +88,10 @@ static __global__ void __launch_bounds__(THREADS) norm_forward(const norm_args a
 extern __shared__ float4 hti_shared[];
 
 /* The block's sums of dscale and dshift into its place of the scratch, group after group. */
-template <int N, int LANES, int NV>
-DEVICE void add_groups(const norm_args &a, const float (*dscale)[N], const float (*dshift)[N]) {
-    float *sums = (float *)hti_shared; /* [2][width] */
+template <int N, int LANES, int NV, int SUMS>
+DEVICE void add_groups(const norm_args &a, const float (*dscale)[N], const float (*dshift)[N],
+                       const float (*dbias)[N]) {
+    float *sums = (float *)hti_shared; /* [SUMS][width] */
     int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     for (int g = 0; g < THREADS / LANES; g++) {
         if (group == g)
@@ -100,23 +103,28 @@ DEVICE void add_groups(const norm_args &a, const float (*dscale)[N], const float
                 for (int i = 0; i < N; i++) {
                     sums[c + i] = dscale[v][i] + (g ? sums[c + i] : 0);
                     sums[a.width + c + i] = dshift[v][i] + (g ? sums[a.width + c + i] : 0);
+                    float *at = sums + 2 * a.width + c + i;
+                    if (SUMS == 3) *at = dbias[v][i] + (g ? *at : 0);
                 }
             }
         __syncthreads();
     }
-    for (int c = threadIdx.x; c < 2 * a.width; c += THREADS)
-        a.partial[(int64_t)blockIdx.x * 2 * a.width + c] = sums[c];
+    for (int c = threadIdx.x; c < SUMS * a.width; c += THREADS)
+        a.partial[(int64_t)blockIdx.x * SUMS * a.width + c] = sums[c];
 }
 
 /* Thread blocks per multiprocessor: as many as the registers for the sums allow. */
-static constexpr int blocks_of(int vectors) { return vectors == 1 ? 8 : vectors == 2 ? 5 : 2; }
+static constexpr int blocks_of(int vectors, int sums) {
+    return vectors == 1 ? 8 : vectors == 2 ? 7 - sums : 2;
+}
 
-template <typename T, int N, int LANES, int NV>
-static __global__ void __launch_bounds__(THREADS, blocks_of(NV)) norm_backward(const norm_args a) {
+template <typename T, int N, int LANES, int NV, int SUMS>
+static __global__ void __launch_bounds__(THREADS, blocks_of(NV, SUMS))
+    norm_backward(const norm_args a) {
     const int GROUPS = THREADS / LANES, IN_WARP = 32 / LANES;
     const T *tag = nullptr;
     int lane = threadIdx.x % LANES, sub = threadIdx.x / LANES % IN_WARP;
-    float dscale[NV][N] = {}, dshift[NV][N] = {};
+    float dscale[NV][N] = {}, dshift[NV][N] = {}, dbias[NV][N] = {};
     int64_t first = (int64_t)blockIdx.x * GROUPS + threadIdx.x / 32 * IN_WARP;
     for (int64_t r = first; r < a.rows; r += (int64_t)gridDim.x * GROUPS) {
         int live = r + sub < a.rows;
@@ -166,12 +174,16 @@ static __global__ void __launch_bounds__(THREADS, blocks_of(NV)) norm_backward(c
                 ds[i] += stats.y * (g[i] * scale[i] - g1 - n * g2);
             }
             store<N>((T *)a.ds + base + c, ds);
-            if (!a.dy) continue;
-            if (a.drop.threshold) drop<N>(ds, a.drop, (uint32_t)row, c);
-            store<N>((T *)a.dy + base + c, ds);
+            if (a.dy) {
+                if (a.drop.threshold) drop<N>(ds, a.drop, (uint32_t)row, c);
+                store<N>((T *)a.dy + base + c, ds);
+            }
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                if (SUMS == 3) dbias[v][i] += as_stored(ds[i], tag);
         }
     }
-    add_groups<N, LANES, NV>(a, dscale, dshift);
+    add_groups<N, LANES, NV, SUMS>(a, dscale, dshift, dbias);
 }
 
 /* ---- any width: one thread block per row ---- */
@@ -239,21 +251,24 @@ static __global__ void __launch_bounds__(ANY_THREADS) norm_backward_any(const no
     }
 }
 
-/* Part blockIdx.y of the rows for one column per thread. */
+/* Part blockIdx.y of the rows for one column per thread; after norm_backward_any. */
 template <typename T>
 static __global__ void __launch_bounds__(ANY_THREADS) norm_columns_any(const norm_args a) {
     int c = (int)(blockIdx.x * ANY_THREADS + threadIdx.x);
     if (c >= a.width) return;
-    float dscale = 0, dshift = 0, s[1], d[1];
+    float dscale = 0, dshift = 0, dbias = 0, s[1], d[1], y[1] = {0};
     for (int64_t r = blockIdx.y; r < a.rows; r += gridDim.y) {
         float2 stats = ((const float2 *)a.stats)[r];
         load<1>(s, (const T *)a.x + r * a.width + c);
         load<1>(d, (const T *)a.dout + r * a.width + c);
+        if (a.sums == 3) load<1>(y, (const T *)(a.dy ? a.dy : a.ds) + r * a.width + c);
         dscale += d[0] * (s[0] - stats.x) * stats.y;
         dshift += d[0];
+        dbias += y[0];
     }
-    float *to = a.partial + (int64_t)blockIdx.y * 2 * a.width + c;
+    float *to = a.partial + (int64_t)blockIdx.y * a.sums * a.width + c;
     to[0] = dscale, to[a.width] = dshift;
+    if (a.sums == 3) to[2 * a.width] = dbias;
 }
 
 /* ---- which kernel ---- */
@@ -293,26 +308,27 @@ static ht_status forward(ht_context *ctx, const norm_args &a, int shape) {
 }
 
 /* Thread blocks of a backward call, each with its sums in the scratch. */
-static int64_t most_parts(const ht_context *ctx, int vectors) {
-    return (int64_t)blocks_of(vectors) * hti_cuda_of(ctx)->processors;
+static int64_t most_parts(const ht_context *ctx, int vectors, int sums) {
+    return (int64_t)blocks_of(vectors, sums) * hti_cuda_of(ctx)->processors;
 }
 
 template <typename T, int N, int LANES, int NV>
 static ht_status run_backward(ht_context *ctx, const norm_args &a, int64_t *parts) {
+    auto kernel =
+        a.sums == 3 ? norm_backward<T, N, LANES, NV, 3> : norm_backward<T, N, LANES, NV, 2>;
     *parts = hti_ceil(a.rows, THREADS / LANES);
-    if (*parts > most_parts(ctx, NV)) *parts = most_parts(ctx, NV);
-    return hti_cuda_launch(ctx, norm_backward<T, N, LANES, NV>, "norm_backward",
-                           dim3((unsigned)*parts), THREADS, 2 * sizeof(float) * (size_t)a.width, a);
+    if (*parts > most_parts(ctx, NV, a.sums)) *parts = most_parts(ctx, NV, a.sums);
+    return hti_cuda_launch(ctx, kernel, "norm_backward", dim3((unsigned)*parts), THREADS,
+                           sizeof(float) * (size_t)(a.sums * a.width), a);
 }
 
 template <typename T>
 static ht_status any_backward(ht_context *ctx, const norm_args &a, int64_t *parts) {
     *parts = a.rows < ANY_PARTS ? a.rows : ANY_PARTS;
     dim3 columns((unsigned)hti_ceil(a.width, ANY_THREADS), (unsigned)*parts);
-    /* first the sums: ds may lie where ds_in lay, but never where dout does */
-    TRY(hti_cuda_launch(ctx, norm_columns_any<T>, "norm_backward", columns, ANY_THREADS, 0, a));
-    return hti_cuda_launch(ctx, norm_backward_any<T>, "norm_backward", dim3((unsigned)a.rows),
-                           ANY_THREADS, 0, a);
+    TRY(hti_cuda_launch(ctx, norm_backward_any<T>, "norm_backward", dim3((unsigned)a.rows),
+                        ANY_THREADS, 0, a));
+    return hti_cuda_launch(ctx, norm_columns_any<T>, "norm_backward", columns, ANY_THREADS, 0, a);
 }
 
 /* Eight vectors of bf16 and their sums do not fit into registers. */
@@ -353,17 +369,17 @@ ht_status hti_cuda_norm_backward(ht_context *ctx, const hti_norm_call *c) {
     a.x = c->y ? c->s : c->x, a.stats = (float *)c->stats, a.scale = c->scale;
     a.drop = hti_drop_of(c->drop);
     a.dout = c->dout, a.ds_in = c->ds_in, a.ds = c->ds, a.dy = c->dy;
-    a.partial = (float *)c->scratch;
+    a.partial = (float *)c->scratch, a.sums = c->dbias ? 3 : 2;
     uintptr_t all = (uintptr_t)a.x | (uintptr_t)c->dout | (uintptr_t)c->ds_in | (uintptr_t)c->ds |
                     (uintptr_t)c->dy | (uintptr_t)c->scale;
     int shape = shape_of(c->width, c->dtype, all);
     TRY((c->dtype == HT_BF16 ? backward<bf16, 8>(ctx, a, shape, &parts)
                              : backward<float, 4>(ctx, a, shape, &parts)));
-    return hti_cuda_add_parts(ctx, (float *)c->dscale, (float *)c->dshift, a.partial, parts,
-                              c->width);
+    return hti_cuda_add_parts(ctx, (float *)c->dscale, (float *)c->dshift, (float *)c->dbias,
+                              a.partial, parts, c->width);
 }
 
 size_t hti_cuda_norm_scratch(const ht_context *ctx, const hti_norm_call *c) {
-    int64_t parts = most_parts(ctx, 1) > ANY_PARTS ? most_parts(ctx, 1) : ANY_PARTS;
-    return sizeof(float) * 2 * (size_t)(parts * c->width);
+    int64_t parts = most_parts(ctx, 1, 3) > ANY_PARTS ? most_parts(ctx, 1, 3) : ANY_PARTS;
+    return sizeof(float) * 3 * (size_t)(parts * c->width);
 }

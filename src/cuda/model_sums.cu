@@ -9,15 +9,15 @@
 enum { COLUMNS = 32, PARTS = 32 }; /* of a thread block */
 
 struct parts_args {
-    float *out, *second;
+    float *out, *second, *third;
     const float *partial;
-    int64_t parts, width;
+    int64_t parts, width, stride;
 };
 
 static __global__ void __launch_bounds__(COLUMNS *PARTS) add_parts(const parts_args a) {
     __shared__ float sums[PARTS][COLUMNS + 1];
     int x = threadIdx.x % COLUMNS, y = threadIdx.x / COLUMNS;
-    int64_t c = (int64_t)blockIdx.x * COLUMNS + x, stride = a.second ? 2 * a.width : a.width;
+    int64_t c = (int64_t)blockIdx.x * COLUMNS + x, stride = a.stride;
     float sum = 0;
     if (c < stride)
         for (int64_t p = y; p < a.parts; p += PARTS) sum += a.partial[p * stride + c];
@@ -25,13 +25,14 @@ static __global__ void __launch_bounds__(COLUMNS *PARTS) add_parts(const parts_a
     __syncthreads();
     if (y || c >= stride) return;
     for (int i = 1; i < PARTS; i++) sum += sums[i][x];
-    *(c < a.width ? a.out + c : a.second + (c - a.width)) += sum;
+    float *to = c < a.width ? a.out : c < 2 * a.width ? a.second : a.third;
+    to[c % a.width] += sum;
 }
 
-ht_status hti_cuda_add_parts(const ht_context *ctx, float *out, float *second, const float *partial,
-                             int64_t parts, int64_t width) {
-    parts_args a = {out, second, partial, parts, width};
-    int64_t columns = second ? 2 * width : width;
+ht_status hti_cuda_add_parts(const ht_context *ctx, float *out, float *second, float *third,
+                             const float *partial, int64_t parts, int64_t width) {
+    int64_t columns = third ? 3 * width : second ? 2 * width : width;
+    parts_args a = {out, second, third, partial, parts, width, columns};
     return hti_cuda_launch(ctx, add_parts, "adding up partial sums",
                            dim3((unsigned)hti_ceil(columns, COLUMNS)), COLUMNS * PARTS, 0, a);
 }
@@ -53,7 +54,7 @@ hti_columns hti_columns_of(const ht_context *ctx, int64_t rows, int64_t width, i
 }
 
 ht_status hti_columns_add(const ht_context *ctx, float *sums, const hti_columns &c) {
-    return hti_cuda_add_parts(ctx, sums, NULL, c.partial, c.chunks, c.width);
+    return hti_cuda_add_parts(ctx, sums, NULL, NULL, c.partial, c.chunks, c.width);
 }
 
 struct column_args {

@@ -164,8 +164,13 @@ static ht_status attention_forward(const hti_layers *s, int64_t index, const hti
     return first_rows(s, r, k->first_x, k->x, c->width, 0);
 }
 
+int hti_layers_add(const hti_layers *s, const hti_rows *r) {
+    return s->ctx->ops->linear_adds && !(r->train && s->c->dropout > 0);
+}
+
 static ht_status mlp_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
-                             const hti_rows *r, const hti_kept *k, const hti_work *work) {
+                             const hti_rows *r, const hti_kept *k, const hti_work *work,
+                             void *next) {
     const ht_config *c = s->c;
     hti_linear_call up = linear(s, r->rows, c->width, c->hidden, k->h2, w->up, w->up_bias);
     hti_linear_call down = linear(s, r->rows, c->hidden, c->width, k->act, w->down, w->down_bias);
@@ -173,13 +178,14 @@ static ht_status mlp_forward(const hti_layers *s, int64_t index, const hti_layer
     up.drop = hti_site(r, c->dropout, index, HTI_SITE_ACT);
     up.pre = k->pre;
     up.y = k->act;
-    down.y = work->branch;
+    down.y = next ? next : work->branch;
+    down.add = next ? k->x1 : NULL;
     TRY(s->ctx->ops->linear_forward(s->ctx, &up));
     return s->ctx->ops->linear_forward(s->ctx, &down);
 }
 
 static ht_status tail_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
-                              const tail *t) {
+                              const tail *t, void *next) {
     const ht_config *c = s->c;
     const hti_kept *k = &t->kept;
     hti_linear_call merge =
@@ -197,14 +203,18 @@ static ht_status tail_forward(const hti_layers *s, int64_t index, const hti_laye
                            .shift = w->norm2_shift,
                            .drop = hti_site(&t->rows, c->dropout, index, HTI_SITE_HEADS)};
     merge.y = t->work.branch;
+    if (hti_layers_add(s, &t->rows)) {
+        merge.y = k->x1, merge.add = k->x;
+        norm2.x = k->x1, norm2.y = NULL;
+    }
     TRY(s->ctx->ops->linear_forward(s->ctx, &merge));
     TRY(s->ctx->ops->norm_forward(s->ctx, &norm2));
-    return mlp_forward(s, index, w, &t->rows, k, &t->work);
+    return mlp_forward(s, index, w, &t->rows, k, &t->work, next);
 }
 
 ht_status hti_layer_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
                             const hti_rows *r, const hti_kept *k, const hti_work *work,
-                            const void *x, int pending) {
+                            const void *x, int pending, void *next) {
     const ht_config *c = s->c;
     hti_norm_call norm1 = {.dtype = s->dtype,
                            .rows = r->rows,
@@ -221,11 +231,12 @@ ht_status hti_layer_forward(const hti_layers *s, int64_t index, const hti_layer_
     tail t = tail_of(r, k, work);
     TRY(s->ctx->ops->norm_forward(s->ctx, &norm1));
     TRY(attention_forward(s, index, w, r, k, work));
-    return tail_forward(s, index, w, &t);
+    return tail_forward(s, index, w, &t, next);
 }
 
 /* ---- backward ---- */
 
+/* The biases that are added to the stream get their gradients from the norms that read it. */
 static ht_status mlp_backward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
                               const hti_layer_weights *g, const hti_rows *r, const hti_kept *k,
                               const hti_work *work) {
@@ -235,7 +246,6 @@ static ht_status mlp_backward(const hti_layers *s, int64_t index, const hti_laye
     down.dy = work->dy;
     down.dx = work->dwide;
     down.dw = g->down;
-    down.dbias = g->down_bias;
     down.before = HTI_GELU;
     down.before_pre = k->pre;
     down.before_dbias = g->up_bias;
@@ -311,10 +321,10 @@ static ht_status tail_backward(const hti_layers *s, int64_t index, const hti_lay
     norm2.scale = w->norm2_scale;
     norm2.dscale = g->norm2_scale;
     norm2.dshift = g->norm2_shift;
+    norm2.dbias = g->merge_bias;
     merge.dy = t->work.dy;
     merge.dx = t->work.dheads;
     merge.dw = g->merge;
-    merge.dbias = g->merge_bias;
     TRY(mlp_backward(s, index, w, g, &t->rows, &t->kept, &t->work));
     TRY(s->ctx->ops->norm_backward(s->ctx, &norm2));
     return s->ctx->ops->linear_backward(s->ctx, &merge);
@@ -322,14 +332,17 @@ static ht_status tail_backward(const hti_layers *s, int64_t index, const hti_lay
 
 ht_status hti_layer_backward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
                              const hti_layer_weights *g, const hti_rows *r, const hti_kept *k,
-                             const hti_work *work, int pending) {
+                             const hti_work *work, const hti_layer_weights *before) {
     hti_norm_call norm1 = norm_back(s, r, k->x, k->stats1, work,
                                     hti_site(r, s->c->dropout, index - 1, HTI_SITE_BRANCH));
     tail t = tail_of(r, k, work);
     norm1.scale = w->norm1_scale;
     norm1.dscale = g->norm1_scale;
     norm1.dshift = g->norm1_shift;
-    if (!pending) norm1.dy = NULL;
+    if (before)
+        norm1.dbias = before->down_bias;
+    else
+        norm1.dy = NULL;
     TRY(tail_backward(s, index, w, g, &t));
     TRY(attention_backward(s, index, w, g, r, k, work));
     return s->ctx->ops->norm_backward(s->ctx, &norm1);

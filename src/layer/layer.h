@@ -98,17 +98,22 @@ void hti_work_layout(hti_work *work, hti_arena *arena, const hti_layers *s, int6
  * each sequence alone: x1 and the branch then have one row per sequence, and so have ds and dy
  * (first_ds and first_dy) that backward starts from. */
 
+/* Whether a product can put its result on the stream by itself: there is no dropout between. */
+int hti_layers_add(const hti_layers *s, const hti_rows *r);
+
 /* x: the stream before this layer, branch (in work) to be added to it if `pending`. Leaves x1 in
- * kept and a new branch in work. */
+ * kept and a new branch in work, or, with `next` (hti_layers_add), their sum there. */
 ht_status hti_layer_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
                             const hti_rows *r, const hti_kept *kept, const hti_work *work,
-                            const void *x, int pending);
+                            const void *x, int pending, void *next);
 
-/* In: work->ds, dy of what forward left. Out: of what it was given (dy only if pending). Adds to
- * grads. */
+/* In: work->ds, dy of what forward left. Out: of what it was given (dy only if a branch was
+ * pending: `before` are then the gradients of the layer it came from, whose last bias gets its
+ * own). Adds to grads. */
 ht_status hti_layer_backward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
                              const hti_layer_weights *grads, const hti_rows *r,
-                             const hti_kept *kept, const hti_work *work, int pending);
+                             const hti_kept *kept, const hti_work *work,
+                             const hti_layer_weights *before);
 
 /* Dropout of one place of the model. */
 enum { HTI_SITE_HEADS = 1, HTI_SITE_ACT = 2, HTI_SITE_BRANCH = 3 };

@@ -226,7 +226,7 @@ static ht_status through_layers(ht_generator *g, int64_t rows) {
     for (int64_t l = 0; l < c->layers; l++) {
         g->kept.x = l ? g->stream : g->embedded;
         TRY(hti_layer_forward(&g->layers, l, &g->weights[l], &g->rows, &g->kept, &g->work,
-                              l ? g->kept.x1 : g->embedded, l > 0));
+                              l ? g->kept.x1 : g->embedded, l > 0, NULL));
     }
     return final_norm(g, rows);
 }

@@ -123,9 +123,13 @@ ht_status hti_net_layers(hti_net *n, int train, int64_t count) {
     n->rows.train = train;
     hti_embed_call embed = embed_call(n);
     TRY(n->ctx->ops->embed_forward(n->ctx, &embed));
-    for (int64_t l = 0; l < count; l++)
-        TRY(hti_layer_forward(&n->layers, l, &n->weights[l], &n->rows, &n->kept[l], &n->work,
-                              l ? n->kept[l - 1].x1 : n->embedded, l > 0));
+    int adds = hti_layers_add(&n->layers, &n->rows);
+    for (int64_t l = 0; l < count; l++) {
+        void *next = l + 1 < n->c->layers ? n->kept[l + 1].x : n->last;
+        const void *x = l == 0 ? n->embedded : adds ? n->kept[l].x : n->kept[l - 1].x1;
+        TRY(hti_layer_forward(&n->layers, l, &n->weights[l], &n->rows, &n->kept[l], &n->work, x,
+                              l > 0 && !adds, adds ? next : NULL));
+    }
     return HT_OK;
 }
 
@@ -133,6 +137,7 @@ ht_status hti_net_forward(hti_net *n, int train) {
     const hti_ops *ops = n->ctx->ops;
     TRY(hti_net_layers(n, train, n->c->layers));
     hti_norm_call norm = final_norm(n);
+    if (hti_layers_add(&n->layers, &n->rows)) norm.x = n->last, norm.y = NULL;
     TRY(ops->norm_forward(n->ctx, &norm));
     if (hti_config_by_token(n->c)) return HT_OK;
     hti_pool_call pool = pool_call(n);
@@ -215,6 +220,7 @@ static ht_status final_norm_backward(hti_net *n, void *grads) {
     if (norm.dy == norm.ds) norm.dy = NULL;
     norm.dscale = hti_wide(grads, m->dtype, m->params.model.norm_scale);
     norm.dshift = hti_wide(grads, m->dtype, m->params.model.norm_shift);
+    norm.dbias = n->grads[n->c->layers - 1].down_bias;
     norm.scratch = n->work.norm;
     return n->ctx->ops->norm_backward(n->ctx, &norm);
 }
@@ -223,9 +229,10 @@ static ht_status final_norm_backward(hti_net *n, void *grads) {
 static ht_status layer_backward(hti_net *n, int64_t l) {
     const hti_kept *kept = &n->kept[l];
     if (n->c->recompute)
-        TRY(hti_layer_forward(&n->layers, l, &n->weights[l], &n->rows, kept, &n->work, kept->x, 0));
+        TRY(hti_layer_forward(&n->layers, l, &n->weights[l], &n->rows, kept, &n->work, kept->x, 0,
+                              NULL));
     return hti_layer_backward(&n->layers, l, &n->weights[l], &n->grads[l], &n->rows, kept, &n->work,
-                              l > 0);
+                              l > 0 ? &n->grads[l - 1] : NULL);
 }
 
 ht_status hti_net_backward(hti_net *n, void *grads) {

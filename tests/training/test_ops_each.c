@@ -147,12 +147,14 @@ static void run_norm(bank *b, int64_t rows, int64_t width) {
     a.dout = noise(b, n, 6, 0), a.ds_in = noise(b, n, 7, 0);
     a.ds = zeros(b, n, 0), a.dy = zeros(b, n, 0);
     a.dscale = noise(b, width, 8, 1), a.dshift = noise(b, width, 9, 1);
+    a.dbias = noise(b, width, 10, 1);
     a.scratch = bytes(b, b->ctx->ops->norm_scratch(b->ctx, &a));
     OK(b->ctx, b->ctx->ops->norm_backward(b->ctx, &a));
     collect(b, a.ds, n, 0);
     collect(b, a.dy, n, 0);
     collect(b, a.dscale, width, 1);
     collect(b, a.dshift, width, 1);
+    collect(b, a.dbias, width, 1);
 }
 
 static void run_linear(bank *b, int64_t rows, int64_t width, hti_activation kind, double p) {
@@ -190,6 +192,67 @@ static void run_gelu_drop(bank *b, int64_t rows, int64_t width) {
 }
 static void run_relu(bank *b, int64_t rows, int64_t width) {
     run_linear(b, rows, width, HTI_RELU, 0.25);
+}
+
+/* A layer into a wider space with GELU, and the way back through it, with rows enough for kernels
+ * of their own. */
+static void run_widening(bank *b, int64_t rows, int64_t width) {
+    int64_t wide = 4 * width;
+    hti_linear_call up = {
+        .dtype = b->dtype, .activation = HTI_GELU, .rows = rows, .in = width, .out = wide};
+    up.x = noise(b, rows * width, 1, 0), up.w = noise(b, width * wide, 2, 0);
+    up.bias = noise(b, wide, 3, 0);
+    up.y = zeros(b, rows * wide, 0), up.pre = zeros(b, rows * wide, 0);
+    OK(b->ctx, b->ctx->ops->linear_forward(b->ctx, &up));
+    collect(b, up.pre, rows * wide, 0);
+    collect(b, up.y, rows * wide, 0);
+    hti_linear_call down = {
+        .dtype = b->dtype, .rows = rows, .in = wide, .out = width, .before = HTI_GELU};
+    down.x = noise(b, rows * wide, 4, 0), down.w = noise(b, width * wide, 5, 0);
+    down.dy = noise(b, rows * width, 6, 0), down.dx = zeros(b, rows * wide, 0);
+    down.dw = noise(b, width * wide, 7, 1), down.before_pre = noise(b, rows * wide, 8, 0);
+    down.before_dbias = noise(b, wide, 9, 1);
+    OK(b->ctx, b->ctx->ops->linear_backward(b->ctx, &down));
+    collect(b, down.dx, rows * wide, 0);
+    collect(b, down.dw, width * wide, 1);
+    collect(b, down.before_dbias, wide, 1);
+}
+
+/* A product on top of something; where the device has no such, the sum is made here. */
+static void run_adding(bank *b, int64_t rows, int64_t width) {
+    int64_t in = width, out = 2 * width, n = rows * out;
+    uint32_t seed = 4;
+    hti_linear_call a = {.dtype = b->dtype, .rows = rows, .in = in, .out = out};
+    a.x = noise(b, rows * in, 1, 0), a.w = noise(b, in * out, 2, 0), a.bias = noise(b, out, 3, 0);
+    a.add = b->ctx->ops->linear_adds ? noise(b, n, seed, 0) : NULL;
+    a.y = zeros(b, n, 0);
+    OK(b->ctx, b->ctx->ops->linear_forward(b->ctx, &a));
+    collect(b, a.y, n, 0);
+    for (int64_t i = b->count - n; i < b->count && !a.add; i++)
+        b->out[i] += to_bf16(2 * training_random(&seed) - 1);
+}
+
+static int64_t classes; /* of the loss */
+static int64_t target_rule(int64_t i) { return i % 7 == 3 ? -1 : i * 31 % classes; }
+
+/* The loss of a language model. */
+static void run_loss(bank *b, int64_t rows, int64_t many) {
+    enum { WIDTH = 16 };
+    hti_step step = {.in = {.loss_scale = 0.5}}, *device = bytes(b, sizeof step);
+    hti_loss_call a = {.dtype = b->dtype, .rows = rows, .width = WIDTH, .classes = many};
+    classes = many;
+    a.x = noise(b, rows * WIDTH, 1, 0), a.w = noise(b, many * WIDTH, 2, 0);
+    a.targets = integers(b, rows, target_rule), a.step = device;
+    a.dx = zeros(b, rows * WIDTH, 0), a.dw = noise(b, many * WIDTH, 3, 1);
+    a.row_loss = zeros(b, rows, 1);
+    a.scratch = bytes(b, b->ctx->ops->loss_scratch(b->ctx, &a));
+    OK(b->ctx, ht_memory_copy_in(b->ctx, device, &step, sizeof step));
+    OK(b->ctx, b->ctx->ops->loss(b->ctx, &a));
+    OK(b->ctx, ht_memory_copy_out(b->ctx, &step, device, sizeof step));
+    assert_true(step.out.targets == (double)(rows - (rows + 3) / 7));
+    collect(b, a.dx, rows * WIDTH, 0);
+    collect(b, a.dw, many * WIDTH, 1);
+    collect(b, a.row_loss, rows, 1);
 }
 
 static int64_t token_rule(int64_t i) { return i % 11 == 4 ? -1 : i % 3 == 0 ? 2 : i * 7 % 13; }
@@ -347,7 +410,18 @@ static const struct {
            {"relu", run_relu},     {"embedding", run_embed},
            {"rotary", run_rotary}, {"first rows", run_first},
            {"mean", run_mean},     {"mean of all", run_mean_all},
-           {"match", run_match},   {"optimiser", run_optimiser}};
+           {"match", run_match},   {"optimiser", run_optimiser},
+           {"adding", run_adding}};
+
+/* What has kernels for large shapes alone. */
+static const struct {
+    const char *name;
+    op_run run;
+    int64_t rows, width;
+} large[] = {{"widening", run_widening, 1100, 64}, {"widening", run_widening, 1300, 192},
+             {"adding", run_adding, 1100, 128},    {"loss", run_loss, 70, 2048},
+             {"loss", run_loss, 300, 4104},        {"loss", run_loss, 150, 16000},
+             {"loss", run_loss, 140, 32768},       {"loss", run_loss, 20, 40000}};
 
 static void each(void **state) {
     static const int64_t sizes[][2] = {{7, 5},     {40, 24},   {33, 64},   {300, 128},
@@ -363,6 +437,10 @@ static void each(void **state) {
             for (int half = 0; half <= has_bf16; half++)
                 check(ops[k].name, ctx, ops[k].run, sizes[i][0], sizes[i][1],
                       half ? HT_BF16 : HT_F32);
+    for (size_t k = 0; k < sizeof large / sizeof *large; k++)
+        for (int half = 0; half <= has_bf16; half++)
+            check(large[k].name, ctx, large[k].run, large[k].rows, large[k].width,
+                  half ? HT_BF16 : HT_F32);
     ht_context_destroy(ctx);
 }
 
