@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(WALK_THREADS, 1) hier_walk(const __grid_consta
 
 /* Levels 6 and 9 from level 3: a thread block takes 64 rows of level 3 of a plane (a head of q, k
  * or v). grid: (planes, chunks, sequences) */
-__global__ void __launch_bounds__(64) hier_lift(hti_hier_args a) {
+static __global__ void __launch_bounds__(64) hier_lift(hti_hier_args a) {
     __shared__ float sums[8][WALK_D];
     int kv = blockIdx.x / (a.group + 2), part = blockIdx.x % (a.group + 2);
     int is_q = part < a.group, head = is_q ? kv * a.group + part : kv;
