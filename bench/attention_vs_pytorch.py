@@ -35,7 +35,7 @@ import htransformer
 import oracle_torch
 
 MILLION = 1 << 20
-CASES = ["forward", "causal", "fine", "full", "train", "decode", "breakeven", "layer"]
+CASES = ["forward", "causal", "fine", "full", "train", "blocks", "decode", "breakeven", "layer"]
 
 
 def note(text):
@@ -380,11 +380,11 @@ class Bench:
             return self.peers
         return [] if self.o.skip_slow else self.peers[:1]
 
-    def row(self, case, length, causal, query, train=False, kind="hierarchical"):
+    def row(self, case, length, causal, query, train=False, kind="hierarchical", block=None):
         machine = self.machine
         batch = max(1, self.tokens // length)
         sets = make_sets(machine, batch, length, self.heads, self.dim, train)
-        options = {"block": self.block, "causal": causal, "query": query, "kind": kind}
+        options = {"block": block or self.block, "causal": causal, "query": query, "kind": kind}
         ours = self.attend(**options)
         peers = self.peers_at(length)
         contenders = self.contenders(ours, length, causal, train, peers)
@@ -579,6 +579,12 @@ class Bench:
         if "train" in wanted:
             self.rows("fwd+bwd mean", self.train_lengths, False, "mean", train=True)
             self.rows("fwd+bwd first causal", self.train_lengths, True, "first", train=True)
+        if "blocks" in wanted:  # causal: larger blocks, and every row's own query
+            middle = self.train_lengths[min(1, len(self.train_lengths) - 1)]
+            for query in ("fine", "first"):
+                for block in (self.block, 2 * self.block, 4 * self.block):
+                    self.rows("fwd+bwd %s block %d" % (query, block), [middle], True, query,
+                              train=True, block=block)
         if "decode" in wanted:
             self.decode_all()
         if "breakeven" in wanted:
