@@ -9,17 +9,6 @@
 
 #include "cuda/model.h"
 
-/* Whether the kernel in this build is the one for bulk copies, not the empty one that stands for it
- * on older architectures: only the first has bounds of its launch. */
-static inline int hti_bulk_there(const ht_context *ctx, const void *kernel) {
-    cudaFuncAttributes about = {};
-    if (hti_cuda_of(ctx)->capability != 90) return 0;
-    if (cudaFuncGetAttributes(&about, kernel) == cudaSuccess)
-        return about.maxThreadsPerBlock < 1024;
-    cudaGetLastError();
-    return 0;
-}
-
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 DEVICE uint32_t shared_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }

@@ -21,6 +21,11 @@ extern "C" {
 #include "op.h"
 }
 
+#define HTI_LOG2E 1.4426950408889634f
+#define HTI_LN2 0.69314718055994531f
+#define HTI_POS_INF __int_as_float(0x7f800000)
+#define HTI_NEG_INF __int_as_float(0xff800000)
+
 #define HTI_CUDA_LEVELS 32 /* rows fit in 31 bits, so a sequence has fewer levels than this */
 
 /* ---- the back end's state, errors, launches (device.cu) ------------------------------------ */
@@ -156,6 +161,10 @@ size_t hti_generic_forward_shared(const hti_cuda_args &args);
 size_t hti_generic_backward_shared(const hti_cuda_args &args);
 ht_status hti_generic_forward(const ht_context *ctx, const hti_cuda_args &args, int bf16);
 ht_status hti_generic_backward(const ht_context *ctx, const hti_cuda_args &args, int bf16);
+/* The bias gradient of any kernels that leave tables of sums in bias_part: before and after them;
+ * nothing where it is not wanted. */
+ht_status hti_bias_sums_clear(const ht_context *ctx, const hti_cuda_args &args);
+ht_status hti_bias_sums_add(const ht_context *ctx, const hti_cuda_args &args);
 /* Rows of a piece and rows of the partial sums that backward needs in query fine. */
 int64_t hti_generic_pieces(hti_cuda_args *args);
 

@@ -192,7 +192,7 @@ static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_h
         for (int i = 0; i < D / 8; i++) x[i] = pack2(s.o[i][2 * h] * inv, s.o[i][2 * h + 1] * inv);
         store_row<D>(out + (int64_t)r * a.out.row_stride, x, t, there);
         if (!there || t != 0) continue;
-        float lse = live ? (s.m[h] + __log2f(l)) * 0.69314718055994531f : HTI_NEG_INF;
+        float lse = live ? (s.m[h] + __log2f(l)) * HTI_LN2 : HTI_NEG_INF;
         if (a.saved) a.saved[head * a.rows + p.start + r] = lse;
         if (a.lse.data)
             ((float *)a.lse.data)[tensor_base(a, a.lse, p, head) + (int64_t)r * a.lse.row_stride] =

@@ -8,9 +8,6 @@
  */
 #include "cuda/full_tile.h"
 
-#define POS_INF __int_as_float(0x7f800000)
-#define LOG2E 1.4426950408889634f
-
 /* Whose gradients a thread block sums up. */
 enum { QUERY = 0, KEY = 1 };
 
@@ -58,7 +55,7 @@ template <int D> __global__ void __launch_bounds__(SPAN_THREADS) full_rowdot(hti
         for (int step = 1; step < CH; step *= 2) dot += __shfl_xor_sync(~0u, dot, step);
         if (ch != 0 || !inside) continue;
         if (dlse && live) dot -= dlse[(int64_t)row * a.dlse.row_stride];
-        numbers_of(a, p, head)[row] = make_float2(live ? from * LOG2E : POS_INF, dot);
+        numbers_of(a, p, head)[row] = make_float2(live ? from * HTI_LOG2E : HTI_POS_INF, dot);
     }
 }
 
@@ -112,7 +109,7 @@ static __device__ __forceinline__ void load_owned(owned<D, ROLE> &o, const hti_h
         load_row<D>(o.x1, h, s.x1.data + (int64_t)r * s.x1.stride, t, there, a.zero);
         load_row<D>(o.x2, h, s.x2.data + (int64_t)r * s.x2.stride, t, there, a.zero);
         if (ROLE == KEY) continue;
-        float2 n = r < p.length ? s.numbers[r] : make_float2(POS_INF, 0);
+        float2 n = r < p.length ? s.numbers[r] : make_float2(HTI_POS_INF, 0);
         o.m[h] = n.x, o.h[h] = n.y;
     }
 #pragma unroll
@@ -284,7 +281,7 @@ __global__ void __launch_bounds__(THREADS, 2) full_grad(hti_hier_args a) {
     if (own >= p.length) return;
 #pragma unroll
     for (int m = 0; m < PARTS; m++) {
-        store_grad<D>(o[m].d[0], a, p, ROLE == QUERY ? a.dq : a.dk, s.x1, a.scale / LOG2E,
+        store_grad<D>(o[m].d[0], a, p, ROLE == QUERY ? a.dq : a.dk, s.x1, a.scale / HTI_LOG2E,
                       own + 16 * m, head, g, t);
         if constexpr (ROLE == KEY)
             store_grad<D>(o[m].d[1], a, p, a.dv, s.x2, 1, own + 16 * m, head, g, t);

@@ -95,7 +95,7 @@ static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_h
             x[i] = live ? pack2(s.o[i][2 * h] * inv, s.o[i][2 * h + 1] * inv) : 0;
         store_row<D>(out + (int64_t)r * a.out.row_stride, x, t, inside);
         if (!inside || t != 0) continue;
-        float lse = live ? (s.m[h] + log2f(l)) * 0.69314718055994531f : HTI_NEG_INF;
+        float lse = live ? (s.m[h] + log2f(l)) * HTI_LN2 : HTI_NEG_INF;
         if (a.saved) a.saved[head * a.rows + p.start + r] = lse;
         if (a.lse.data)
             ((float *)a.lse.data)[tensor_base(a, a.lse, p, head) + (int64_t)r * a.lse.row_stride] =

@@ -460,6 +460,20 @@ static __global__ void __launch_bounds__(THREADS)
     a.dbias[i] += sum;
 }
 
+ht_status hti_bias_sums_clear(const ht_context *ctx, const hti_cuda_args &a) {
+    if (!a.dbias) return HT_OK;
+    size_t count = (size_t)a.bias_parts * (size_t)a.q_heads * (size_t)(4 * a.block - 1);
+    CUDA_TRY(ctx, cudaMemsetAsync(a.bias_part, 0, sizeof(float) * count, hti_cuda_of(ctx)->stream),
+             "clearing the bias sums");
+    return HT_OK;
+}
+
+ht_status hti_bias_sums_add(const ht_context *ctx, const hti_cuda_args &a) {
+    if (!a.dbias) return HT_OK;
+    dim3 grid((unsigned)(((int64_t)a.q_heads * (4 * a.block - 1) + THREADS - 1) / THREADS));
+    return hti_cuda_launch(ctx, bias_kernel, "adding the bias sums", grid, THREADS, 0, a);
+}
+
 /* ---- launching ---- */
 
 size_t hti_generic_backward_shared(const hti_cuda_args &a) {
@@ -519,11 +533,7 @@ ht_status hti_generic_backward(const ht_context *ctx, const hti_cuda_args &args,
     a.other = 32;
     if (hti_generic_backward_shared(a) > (size_t)hti_cuda_of(ctx)->shared_bytes) a.other = 16;
     size_t shared = hti_generic_backward_shared(a);
-    size_t table =
-        sizeof(float) * (size_t)a.bias_parts * (size_t)a.q_heads * (size_t)(4 * a.block - 1);
-    if (a.dbias)
-        CUDA_TRY(ctx, cudaMemsetAsync(a.bias_part, 0, table, hti_cuda_of(ctx)->stream),
-                 "clearing the bias sums");
+    TRY(hti_bias_sums_clear(ctx, a));
     int narrow = a.head_dim <= 64 && a.value_dim <= 64;
     if (bf16) {
         TRY((narrow ? launch<__nv_bfloat16, 2>(ctx, a, shared)
@@ -531,7 +541,5 @@ ht_status hti_generic_backward(const ht_context *ctx, const hti_cuda_args &args,
     } else {
         TRY((narrow ? launch<float, 2>(ctx, a, shared) : launch<float, 8>(ctx, a, shared)));
     }
-    if (!a.dbias) return HT_OK;
-    dim3 grid((unsigned)(((int64_t)a.q_heads * (4 * a.block - 1) + THREADS - 1) / THREADS));
-    return hti_cuda_launch(ctx, bias_kernel, "adding the bias sums", grid, THREADS, 0, a);
+    return hti_bias_sums_add(ctx, a);
 }

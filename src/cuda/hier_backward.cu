@@ -23,16 +23,13 @@ enum { ROWS0 = CHUNK + 2 * NEAR, ROWS1 = ROWS0 / 2, ROWS2 = (CHUNK + 2 * FAR) / 
 /* What a warp sums up. */
 enum { DQ = 0, DK = 1, DV = 2 };
 
-#define POS_INF __int_as_float(0x7f800000)
-#define LOG2E 1.4426950408889634f
-
 /* ---- restriction of dout ---- */
 
 enum { SPAN = 512, SPAN3 = SPAN / 8 };
 
 /* A row's weight in a cluster of smallest lse m; a row that takes no part has lse inf. */
 static __device__ __forceinline__ float weight(float m, float from) {
-    return from == POS_INF ? 0 : exp2_fast(m - from);
+    return from == HTI_POS_INF ? 0 : exp2_fast(m - from);
 }
 
 /* 512 rows of one head: h of level 0; G, m, h of levels 3, 6 and 9. */
@@ -54,11 +51,11 @@ template <int D> __global__ void __launch_bounds__(256, 3) hier_restrict(hti_hie
     for (int i = threadIdx.x; i < SPAN3 * CH; i += 256) {
         int r3 = i / CH, ch = i % CH;
         int64_t row = p.first + 8 * r3;
-        float g[8] = {0, 0, 0, 0, 0, 0, 0, 0}, m = POS_INF, h = 0, from[8];
+        float g[8] = {0, 0, 0, 0, 0, 0, 0, 0}, m = HTI_POS_INF, h = 0, from[8];
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float x = row + j < p.length ? lse[row + j] : HTI_NEG_INF;
-            from[j] = x > HTI_NEG_INF ? x * LOG2E : POS_INF;
+            from[j] = x > HTI_NEG_INF ? x * HTI_LOG2E : HTI_POS_INF;
         }
 #pragma unroll
         for (int j = 0; j < 8; j++) m = fminf(m, from[j]);
@@ -68,7 +65,7 @@ template <int D> __global__ void __launch_bounds__(256, 3) hier_restrict(hti_hie
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 d[j] = o[j] = make_uint4(0, 0, 0, 0);
-                if (from[half + j] == POS_INF) continue;
+                if (from[half + j] == HTI_POS_INF) continue;
                 d[j] = fetch_chunk<D>(dz + (row + half + j) * a.dout.row_stride, ch, a.dim);
                 o[j] = fetch_chunk<D>(z + (row + half + j) * a.out.row_stride, ch, a.dim);
             }
@@ -82,7 +79,7 @@ template <int D> __global__ void __launch_bounds__(256, 3) hier_restrict(hti_hie
                 for (int c = 0; c < 8; c++) dot += x[c] * y[c], g[c] += w * x[c];
 #pragma unroll
                 for (int step = 1; step < CH; step *= 2) dot += __shfl_xor_sync(~0u, dot, step);
-                if (dlse && from[half + j] < POS_INF)
+                if (dlse && from[half + j] < HTI_POS_INF)
                     dot -= dlse[(row + half + j) * a.dlse.row_stride];
                 h += w * dot;
                 if (ch == 0 && row + half + j < p.length) h0[row + half + j] = dot;
@@ -107,7 +104,7 @@ template <int D> __global__ void __launch_bounds__(256, 3) hier_restrict(hti_hie
 #pragma unroll
         for (int e = 0; e < MOST; e++) {
             int i = threadIdx.x + 256 * e, r = i / D, c = i % D, row = (p.first >> (3 * s)) + r;
-            m[e] = POS_INF, g[e] = h[e] = 0;
+            m[e] = HTI_POS_INF, g[e] = h[e] = 0;
             if (i >= out * D) continue;
             for (int j = 8 * r; j < 8 * r + 8; j++) m[e] = fminf(m[e], ms[j]);
             for (int j = 8 * r; j < 8 * r + 8; j++) {
@@ -138,7 +135,7 @@ template <int D> __global__ void hier_restrict_up(hti_hier_args a) {
     int64_t from = below + 8 * (int64_t)p.first, end = below + hti_clusters(p.length, 3 * s - 3);
     int64_t to = head * a.tower[s] + hti_tower_at(a, 3 * s, p.sequence, p.start) + p.first;
     if (end > from + 8) end = from + 8;
-    float m = POS_INF, g = 0, h = 0;
+    float m = HTI_POS_INF, g = 0, h = 0;
     for (int64_t j = from; j < end; j++) m = fminf(m, a.tm[s - 1][j]);
     for (int64_t j = from; j < end; j++) {
         float w = weight(m, a.tm[s - 1][j]);
@@ -202,8 +199,8 @@ static __device__ __forceinline__ void load_numbers(shared_rows<D> &sh, const ht
                                                     const place &p, const sources &s, int plain) {
     for (int row = threadIdx.x; row < FAR_ROWS; row += THREADS) {
         int r = p.first - FAR + row, inside = r >= 0 && r < p.rows;
-        float m = inside ? s.m[r] : POS_INF;
-        if (inside && a.stage == 0) m = m > HTI_NEG_INF ? m * LOG2E : POS_INF;
+        float m = inside ? s.m[r] : HTI_POS_INF;
+        if (inside && a.stage == 0) m = m > HTI_NEG_INF ? m * HTI_LOG2E : HTI_POS_INF;
         sh.n0.m[row] = m;
         sh.n0.h[row] = inside ? s.h[r] : 0;
         if (plain) continue;
@@ -227,7 +224,7 @@ static __device__ __forceinline__ void load_level0(level_rows<D, ROWS0> &l, cons
         int inside = r >= 0 && r < p.rows;
         int key = inside && (!s.k.mask || s.k.mask[r]),
             query = inside && (!s.q.mask || s.q.mask[r]);
-        int live = m[EDGE + row] < POS_INF;
+        int live = m[EDGE + row] < HTI_POS_INF;
         copy_chunk<D>(to, q, s.q.data, query, ch, dim);
         copy_chunk<D>(to + ACROSS, k, s.k.data, key, ch, dim);
         copy_chunk<D>(to + 2 * ACROSS, v, s.v.data, key, ch, dim);
@@ -242,7 +239,7 @@ template <int N, int M>
 static __device__ __forceinline__ void join_numbers(row_numbers<N> &up, const row_numbers<M> &down,
                                                     const hti_hier_args &a, int row, int from,
                                                     int count, int plain) {
-    float top = POS_INF, h = 0, q = 0, k = 0;
+    float top = HTI_POS_INF, h = 0, q = 0, k = 0;
     for (int i = from; i < from + count; i++) top = fminf(top, down.m[i]);
     for (int i = from; i < from + count; i++) h += weight(top, down.m[i]) * down.h[i];
     up.m[row] = top, up.h[row] = h;
@@ -340,7 +337,7 @@ static __device__ __forceinline__ void build_far(shared_rows<D> &sh, const hti_h
         for (int j = 0; j < 4; j++) {
             int inside = r + j >= 0 && r + j < p.rows;
             int live =
-                which == 3 ? sh.n0.m[4 * row + j] < POS_INF : inside && (!mask || mask[r + j]);
+                which == 3 ? sh.n0.m[4 * row + j] < HTI_POS_INF : inside && (!mask || mask[r + j]);
             y[j] = make_uint4(0, 0, 0, 0);
             if (live) y[j] = fetch_chunk<D>(from + j * stride, ch, dim);
         }
@@ -397,7 +394,7 @@ load_tile(tile<D> &t, const level_rows<D, N> &l, const row_numbers<M> &nums, int
     for (int h = 0; h < 2; h++) {
         int r = number + g + (both ? 8 * h : 0), absent = h && !both;
         if (ROLE == DQ) {
-            t.m[h] = absent ? POS_INF : nums.m[r];
+            t.m[h] = absent ? HTI_POS_INF : nums.m[r];
             t.h[h] = nums.h[r];
             if (!PLAIN) t.f[h] = nums.fq[r];
         } else if (!PLAIN) {
@@ -446,7 +443,7 @@ grad16(sums<D> &out, const tile<D> &t, const level_rows<D, N> &l, const row_numb
                 int across = 8 * b + 2 * u + odd, row = g + 8 * lane_part;
                 if (ROLE == DQ ? across > row : across < row) p = 0;
             }
-            w[b][e] = ROLE == DV ? p : p * (gv[e] - ne * he) * (fe * 0.69314718055994531f);
+            w[b][e] = ROLE == DV ? p : p * (gv[e] - ne * he) * (fe * HTI_LN2);
         }
     }
     uint32_t x[4] = {pack2(w[0][0], w[0][1]), pack2(w[0][2], w[0][3]), pack2(w[1][0], w[1][1]),

@@ -202,7 +202,7 @@ static __device__ __forceinline__ float share(float w[2], float lse0, float lse1
     float x = exp2_fast(lse0 - base), y = exp2_fast(lse1 - base), sum = x + y;
     float inv = sum != 0 ? __fdividef(1, sum) : 0;
     w[0] = x * inv, w[1] = y * inv;
-    return (m + __log2f(sum)) * 0.69314718055994531f;
+    return (m + __log2f(sum)) * HTI_LN2;
 }
 
 /* first: row of level 3. A lane takes 16 bytes of every fourth row. */

@@ -45,7 +45,7 @@ static __device__ __forceinline__ void look_far(sight<ROLE, CAUSAL, BASE> &s, ui
                                                 int has_right, int half) {
     using S = sight<ROLE, CAUSAL, BASE>;
     constexpr int B = S::NEAR + (LEVEL - 1) * S::FAR;
-    float no_left = has_left ? 0 : POS_INF, no_right = has_right ? 0 : POS_INF;
+    float no_left = has_left ? 0 : HTI_POS_INF, no_right = has_right ? 0 : HTI_POS_INF;
     uint32_t left = has_left ? to_left : own, right = has_right ? to_right : own;
     if (!CAUSAL) {
         s.at[B] = left, s.off[B] = no_left;
@@ -53,9 +53,9 @@ static __device__ __forceinline__ void look_far(sight<ROLE, CAUSAL, BASE> &s, ui
         s.at[B + S::FAR - 1] = right + 8 * ROW, s.off[B + S::FAR - 1] = no_right;
     } else if (ROLE == DQ) {
         s.at[B] = left, s.off[B] = no_left;
-        s.at[B + 1] = left + 8 * ROW, s.off[B + 1] = half ? no_left : POS_INF;
+        s.at[B + 1] = left + 8 * ROW, s.off[B + 1] = half ? no_left : HTI_POS_INF;
     } else {
-        s.at[B] = right, s.off[B] = half ? POS_INF : no_right;
+        s.at[B] = right, s.off[B] = half ? HTI_POS_INF : no_right;
         s.at[B + 1] = right + 8 * ROW, s.off[B + 1] = no_right;
     }
 }
@@ -73,7 +73,7 @@ static __device__ __forceinline__ void look_around(sight<ROLE, CAUSAL, BASE> &s,
         int there = side == 0 || (side < 0 ? tile > 0 || left : tile < TILES - 1 || right);
         uint32_t at = ((8 * i + 2 * (tile + side) + FINE_GROUPS) % FINE_GROUPS) * GROUP;
         s.at[b] = there ? at : own, s.at[b + 1] = s.at[b] + GROUP;
-        s.off[b] = s.off[b + 1] = there ? 0 : POS_INF;
+        s.off[b] = s.off[b + 1] = there ? 0 : HTI_POS_INF;
     }
     uint32_t cur = FIRST + kept * SLOT, prev = kept > 0 ? cur - SLOT : FIRST + 2 * SLOT,
              next = kept < COARSE - 1 ? cur + SLOT : FIRST;
@@ -93,7 +93,7 @@ struct level_factors {
 };
 
 static __device__ __forceinline__ level_factors factors_of(const hti_hier_args &a, int level) {
-    float r = a.factor[level] * LN2;
+    float r = a.factor[level] * HTI_LN2;
     return {a.factor[level], r, a.whole[level] * r};
 }
 

@@ -16,10 +16,6 @@ enum { FINE = 4, COARSE = 3 };                                      /* steps tha
 enum { FINE_GROUPS = 8 * FINE, GROUPS = FINE_GROUPS + 6 * COARSE }; /* of 8 rows */
 enum { Q, K, V, G, TENSORS };
 
-#define POS_INF __int_as_float(0x7f800000)
-#define LOG2E 1.4426950408889634f
-#define LN2 0.69314718055994531f
-
 /* A step has 8 groups of 8 rows of its own level, then 4 and 2 of the levels above. */
 struct ring {
     bf16 x[TENSORS][GROUPS][8 * D]; /* chunks of 16 bytes are turned by the row */
@@ -73,7 +69,7 @@ static __device__ __forceinline__ void advance(cursor &c, int ends) {
 
 /* A row's weight in a cluster of smallest m; a row that takes no part has m = inf. */
 static __device__ __forceinline__ float weight(float m, float from) {
-    return from == POS_INF ? 0 : exp2_fast(m - from);
+    return from == HTI_POS_INF ? 0 : exp2_fast(m - from);
 }
 
 static __device__ __forceinline__ void add_scaled(float sum[8], uint4 x, float w) {
@@ -126,7 +122,7 @@ static __device__ __forceinline__ void raise_step(ring &r, int i, int mean, int 
     to[0] = coarse + chunk_at(2 * quad, chunk), to[1] = coarse + chunk_at(2 * quad + 1, chunk);
     to[2] = coarse + 32 * ROW + chunk_at(quad, chunk);
     const float4 *n = (const float4 *)(&r.n[fine_at(i)][0] + 4 * quad);
-    float4 lo = n[0], hi = n[1], none = make_float4(POS_INF, 0, POS_INF, 0);
+    float4 lo = n[0], hi = n[1], none = make_float4(HTI_POS_INF, 0, HTI_POS_INF, 0);
     uint4 x[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) x[j] = shared_load4(base + G * ACROSS + from[j]);
@@ -222,7 +218,7 @@ static __device__ __forceinline__ void move_on(bringer &b) {
 
 template <int BASE>
 static __device__ __forceinline__ void write_numbers(ring &r, float m, float h, int i, int me) {
-    if (BASE) m = m > HTI_NEG_INF ? m * LOG2E : POS_INF; /* lse, natural units */
+    if (BASE) m = m > HTI_NEG_INF ? m * HTI_LOG2E : HTI_POS_INF; /* lse, natural units */
     if (me < STEP) (&r.n[fine_at(i)][0])[me] = make_float2(m, h);
 }
 

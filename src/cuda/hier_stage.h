@@ -349,7 +349,23 @@ soften(float x[][4], state<D> &s, const sight<groups<MODE, BASE>::ALL> &at,
     }
 }
 
-/* o = P V, 16 keys at a time: two groups of 8 rows, wherever they lie. */
+/* o += P V of 16 keys, two groups of 8. at: where this lane's group lies, offset: this lane's
+ * places in 8 rows. */
+template <int D>
+static __device__ __forceinline__ void add_values(float o[D / 8][4], const float x[2][4],
+                                                  uint32_t at, const uint32_t offset[D / 16]) {
+    uint32_t a[4] = {pack2(x[0][0], x[0][1]), pack2(x[0][2], x[0][3]), pack2(x[1][0], x[1][1]),
+                     pack2(x[1][2], x[1][3])};
+#pragma unroll
+    for (int c = 0; c < D / 16; c++) {
+        uint32_t v[4];
+        load_values(v, at + offset[c]);
+        mma16(o[2 * c], a, v[0], v[1]);
+        mma16(o[2 * c + 1], a, v[2], v[3]);
+    }
+}
+
+/* o = P V, 16 keys at a time, wherever the groups lie. */
 template <int D, int N>
 static __device__ __forceinline__ void gather(float o[D / 8][4], const float x[][4],
                                               const sight<N> &s, const shared_rows<D> &sh,
@@ -360,15 +376,7 @@ static __device__ __forceinline__ void gather(float o[D / 8][4], const float x[]
 #pragma unroll
     for (int b = 0; b < N; b += 2) {
         uint32_t at = base + (lane & 8 ? s.at[b + 1] : s.at[b]) * 2 * D;
-        uint32_t a[4] = {pack2(x[b][0], x[b][1]), pack2(x[b][2], x[b][3]),
-                         pack2(x[b + 1][0], x[b + 1][1]), pack2(x[b + 1][2], x[b + 1][3])};
-#pragma unroll
-        for (int c = 0; c < D / 16; c++) {
-            uint32_t v[4];
-            load_values(v, at + offset[c]);
-            mma16(o[2 * c], a, v[0], v[1]);
-            mma16(o[2 * c + 1], a, v[2], v[3]);
-        }
+        add_values<D>(o, x + b, at, offset);
     }
 }
 
@@ -391,7 +399,7 @@ static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_h
         store_row<D>((bf16 *)(out + 8 * h * (8 * a.fz.row)), x, t, r < p.rows, BASE ? a.dim : D);
         if (r >= p.rows || t != 0) continue;
         float lse = live ? s.m[h] + __log2f(s.l[h]) : HTI_NEG_INF;
-        if (BASE) lse *= 0.69314718055994531f;
+        if (BASE) lse *= HTI_LN2;
         if (a.flse) a.flse[head * a.flse_head + at + r] = lse;
         if (BASE && a.lse.data)
             ((float *)a.lse.data)[tensor_base(a, a.lse, p, head) + (int64_t)r * a.lse.row_stride] =

@@ -19,8 +19,6 @@
 typedef __nv_bfloat16 bf16;
 typedef __nv_bfloat162 bf16x2;
 
-#define HTI_NEG_INF __int_as_float(0xff800000)
-
 /* ---- small things ---- */
 
 static __device__ __forceinline__ uint32_t pack2(float lo, float hi) {

@@ -439,7 +439,7 @@ ht_status hti_walk_base(ht_context *ctx, const hti_hier_args &a) {
     int processors = hti_cuda_of(ctx)->processors;
     g.a = a;
     g.chunks = (a.length + WALK_ROWS - 1) / WALK_ROWS;
-    g.unit = a.stages == 1 ? 0.69314718055994531f : 1;
+    g.unit = a.stages == 1 ? HTI_LN2 : 1;
     if (a.stages == 1) g.lse = a.lse;
     cut_work(&g, processors);
     void (*kernel)(walk_args) = a.local && a.causal        ? hier_walk<LOCAL_CAUSAL>

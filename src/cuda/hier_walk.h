@@ -253,15 +253,7 @@ static __device__ __forceinline__ void take_values(float o[WALK_D / 8][4], const
 #pragma unroll
     for (int b = 0; b < G::ALL; b += 2) {
         uint32_t from = (lane & 8 ? at[b + 1] : at[b]) + SLOT_V;
-        uint32_t a[4] = {pack2(x[b][0], x[b][1]), pack2(x[b][2], x[b][3]),
-                         pack2(x[b + 1][0], x[b + 1][1]), pack2(x[b + 1][2], x[b + 1][3])};
-#pragma unroll
-        for (int c = 0; c < WALK_D / 16; c++) {
-            uint32_t v[4];
-            load_values(v, from + offset[c]);
-            mma16(o[2 * c], a, v[0], v[1]);
-            mma16(o[2 * c + 1], a, v[2], v[3]);
-        }
+        add_values<WALK_D>(o, x + b, from, offset);
     }
 }
 

@@ -19,7 +19,6 @@ struct active_args {
 
 #define GELU_A 0.7978845608028654f /* sqrt(2/pi) */
 #define GELU_B 0.044715f
-#define GELU_LOG2E 1.4426950408889634f
 
 /* tanh form: x/2 (1 + tanh u) = x sigmoid(2u), u = A (x + B x^3) */
 DEVICE float gelu_sigmoid(float x, const float *) {
@@ -28,7 +27,7 @@ DEVICE float gelu_sigmoid(float x, const float *) {
 
 /* bf16 can do with the fast ones: errors of 2^-22 */
 DEVICE float gelu_sigmoid(float x, const bf16 *) {
-    float u = x * fmaf(-2 * GELU_A * GELU_B * GELU_LOG2E * x, x, -2 * GELU_A * GELU_LOG2E), s;
+    float u = x * fmaf(-2 * GELU_A * GELU_B * HTI_LOG2E * x, x, -2 * GELU_A * HTI_LOG2E), s;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(u));
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1 + s));
     return s;

@@ -32,8 +32,6 @@ struct ring_args {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-#define LOG2E 1.4426950408889634f
-
 /* The working warps meet. */
 DEVICE void workers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory"); }
 
@@ -99,7 +97,7 @@ DEVICE float2 join_workers(float2 *part, float top, float sum) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2)
         top = max_or_nan(top, __shfl_xor_sync(0xffffffffu, top, step));
-    sum = sum_lanes<32>(sum * exp2_of((base_of(mine) - base_of(top)) * LOG2E));
+    sum = sum_lanes<32>(sum * exp2_of((base_of(mine) - base_of(top)) * HTI_LOG2E));
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = make_float2(top, sum);
     workers_meet();
     float2 other = part[threadIdx.x % WARPS];
@@ -107,7 +105,7 @@ DEVICE float2 join_workers(float2 *part, float top, float sum) {
 #pragma unroll
     for (int step = WARPS / 2; step > 0; step /= 2)
         top = max_or_nan(top, __shfl_xor_sync(0xffffffffu, top, step));
-    sum = sum_lanes<WARPS>(other.y * exp2_of((base_of(other.x) - base_of(top)) * LOG2E));
+    sum = sum_lanes<WARPS>(other.y * exp2_of((base_of(other.x) - base_of(top)) * HTI_LOG2E));
     return make_float2(top, sum);
 }
 
@@ -136,14 +134,14 @@ DEVICE void work_row(const loss_args &a, ring_state *s, int at, uint4 *row, int 
         held[v] = make_uint4(0xff80ff80u, 0xff80ff80u, 0xff80ff80u, 0xff80ff80u);
         if (i < vectors) held[v] = row[i];
     }
-    float mine = largest_of<NV>(held), base = base_of(mine) * LOG2E;
+    float mine = largest_of<NV>(held), base = base_of(mine) * HTI_LOG2E;
     float z = target < 0 ? 0 : __bfloat162float(((const bf16 *)row)[target]);
 #pragma unroll
     for (int v = 0; v < NV; v++) {
         unpack(e[v], held[v], (const bf16 *)nullptr);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            e[v][k] = exp2_of(fmaf(e[v][k], LOG2E, -base));
+            e[v][k] = exp2_of(fmaf(e[v][k], HTI_LOG2E, -base));
             sum += e[v][k];
         }
     }
@@ -152,7 +150,7 @@ DEVICE void work_row(const loss_args &a, ring_state *s, int at, uint4 *row, int 
         s->earlier[at] = 1;
     if (thread == 0) s->row[at] = {all.x, all.y, 0}, s->at[at] = z, s->target[at] = target;
     if (!a.back) return;
-    float factor = scale / all.y * exp2_of((base_of(mine) - base_of(all.x)) * LOG2E);
+    float factor = scale / all.y * exp2_of((base_of(mine) - base_of(all.x)) * HTI_LOG2E);
 #pragma unroll
     for (int v = 0; v < NV; v++) {
         int i = v * WORKERS + thread;
@@ -163,7 +161,7 @@ DEVICE void work_row(const loss_args &a, ring_state *s, int at, uint4 *row, int 
     }
     if (target >= 0 && target / 8 % WORKERS == thread) /* it wrote this place itself */
         ((bf16 *)row)[target] =
-            __float2bfloat16_rn(scale / all.y * exp2_of((z - all.x) * LOG2E) - scale);
+            __float2bfloat16_rn(scale / all.y * exp2_of((z - all.x) * HTI_LOG2E) - scale);
 }
 
 template <int NV>
@@ -211,7 +209,7 @@ static int buffers_of(const ht_context *ctx, const loss_args &a) {
 
 int hti_loss_ring_takes(const ht_context *ctx, const loss_args &a) {
     return !a.bias && a.classes > 4096 && a.classes <= 8 * 8 * WORKERS &&
-           buffers_of(ctx, a) >= LEAST_BUFFERS && hti_bulk_there(ctx, (const void *)loss_ring<8>);
+           buffers_of(ctx, a) >= LEAST_BUFFERS && hti_cuda_of(ctx)->built_for >= 90;
 }
 
 ht_status hti_loss_ring(const ht_context *ctx, const loss_args &a) {

@@ -102,7 +102,7 @@ static ht_status prepare(ht_context *ctx, hti_tile_args *t, const hti_attention_
     if (!call->query_mask) a.first = NULL;
     if (a.kind != HT_HIERARCHICAL) a.query = HT_QUERY_FINE; /* one level, no coarse queries */
     int per = a.block / GROUP;
-    t->scale2 = a.scale * LOG2E;
+    t->scale2 = a.scale * HTI_LOG2E;
     while (1 << t->shift < per) t->shift++;
     if (1 << t->shift != per) t->magic = (uint32_t)(((uint64_t)1 << 32) / (uint64_t)per + 1);
     t->most_groups = 4 * per + 16 + a.levels * (2 * per + 8);

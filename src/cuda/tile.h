@@ -23,10 +23,6 @@ enum { GROUP = 16, STEP = 4, STEP_ROWS = GROUP * STEP };
 /* Thread blocks that own queries. */
 enum { QUERY_WARPS = 8, QUERY_THREADS = 32 * QUERY_WARPS, TILE_ROWS = GROUP * QUERY_WARPS };
 
-#define LOG2E 1.4426950408889634f
-#define LN2 0.69314718055994531f
-#define POS_INF __int_as_float(0x7f800000)
-
 typedef struct hti_tile_args {
     hti_cuda_args a;        /* of its pyramids only kn, qn, first, dkt, dvt, dqt, pieces are used */
     bf16 *kb, *vb, *qb;     /* [heads][clusters][dim] means of keys, values, queries */
@@ -222,7 +218,7 @@ DEVICE bool is_there(const side &s, int c, int64_t *at) {
     *at = c;
     if (c >= s.count || (s.mask && !s.mask[c])) return false;
     if (s.index) *at = s.index[c];
-    if (s.watch && s.numbers && !(s.numbers[c].x < POS_INF)) return false;
+    if (s.watch && s.numbers && !(s.numbers[c].x < HTI_POS_INF)) return false;
     return *at >= 0;
 }
 

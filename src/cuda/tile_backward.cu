@@ -139,7 +139,7 @@ DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_m
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = own + 8 * h + (lane_id() >> 2);
-        float2 n = r < queries.count ? queries.numbers[r] : make_float2(POS_INF, 0);
+        float2 n = r < queries.count ? queries.numbers[r] : make_float2(HTI_POS_INF, 0);
         o.m[h] = n.x, o.h[h] = n.y;
     }
     float *ds = m.ds ? m.ds + warp_id() * GROUP * LINE : NULL;
@@ -208,20 +208,6 @@ static __global__ void __launch_bounds__(QUERY_THREADS, D <= 64 ? 2 : 1)
     }
 }
 
-/* dbias [entry][head] += the blocks' tables, one after the other. */
-static __global__ void __launch_bounds__(THREADS)
-    tile_dbias(const __grid_constant__ hti_tile_args t) {
-    const hti_cuda_args &a = t.a;
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, table = 4 * a.block - 1;
-    if (i >= table * a.q_heads) return;
-    int64_t entry = i / a.q_heads, head = i % a.q_heads;
-    float sum = 0;
-#pragma unroll 8
-    for (int64_t k = 0; k < a.bias_parts; k++)
-        sum += a.bias_part[(k * a.q_heads + head) * table + entry];
-    a.dbias[i] += sum;
-}
-
 /* ---- launching ---- */
 
 template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t, int coarse) {
@@ -248,11 +234,7 @@ static ht_status launch_dq(const ht_context *ctx, const hti_tile_args &t, int co
 
 ht_status hti_tile_run_backward(const ht_context *ctx, hti_tile_args t) {
     const hti_cuda_args &a = t.a;
-    size_t table =
-        sizeof(float) * (size_t)a.bias_parts * (size_t)a.q_heads * (size_t)(4 * a.block - 1);
-    if (a.dbias)
-        CUDA_TRY(ctx, cudaMemsetAsync(a.bias_part, 0, table, hti_cuda_of(ctx)->stream),
-                 "clearing the bias sums");
+    TRY(hti_bias_sums_clear(ctx, a));
     if (a.levels > 1) {
         int grouped = a.query != HT_QUERY_FINE;
         TRY(hti_tile_run_keys(ctx, t, 1));
@@ -261,7 +243,5 @@ ht_status hti_tile_run_backward(const ht_context *ctx, hti_tile_args t) {
     }
     TRY(hti_tile_run_keys(ctx, t, 0));
     TRY(launch_dq(ctx, t, 0));
-    if (!a.dbias) return HT_OK;
-    dim3 grid((unsigned)(((int64_t)a.q_heads * (4 * a.block - 1) + THREADS - 1) / THREADS));
-    return hti_cuda_launch(ctx, tile_dbias, "adding the bias sums", grid, THREADS, 0, t);
+    return hti_bias_sums_add(ctx, a);
 }

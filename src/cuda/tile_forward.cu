@@ -167,8 +167,8 @@ DEVICE void store_state(const state<D> &s, const hti_tile_args &t, const place &
             t.zl[coarse + r] = lse;
             continue;
         }
-        if (a.saved) a.saved[head * a.rows + p.start + r] = lse * LN2;
-        if (a.lse.data) *tensor_row<float>(a.lse, a, p, head, r) = lse * LN2;
+        if (a.saved) a.saved[head * a.rows + p.start + r] = lse * HTI_LN2;
+        if (a.lse.data) *tensor_row<float>(a.lse, a, p, head, r) = lse * HTI_LN2;
     }
 }
 

@@ -216,7 +216,7 @@ static __global__ void __launch_bounds__(THREADS)
     tile_bias(const __grid_constant__ hti_tile_args t) {
     int entries = 4 * t.a.block - 1, i = (int)(blockIdx.x * THREADS + threadIdx.x);
     int head = i / entries, entry = i % entries;
-    if (head < t.a.q_heads) t.bias2[i] = t.a.bias[(int64_t)entry * t.a.q_heads + head] * LOG2E;
+    if (head < t.a.q_heads) t.bias2[i] = t.a.bias[(int64_t)entry * t.a.q_heads + head] * HTI_LOG2E;
 }
 
 ht_status hti_tile_coarsen(const ht_context *ctx, const hti_tile_args &args) {
@@ -268,7 +268,8 @@ static __global__ void __launch_bounds__(THREADS)
         for (int o = 1; o < CH; o *= 2) dot += __shfl_xor_sync(ALL_LANES, dot, o);
         if (ch != 0 || !inside) continue;
         if (a.dlse.data && live) dot -= *tensor_row<const float>(a.dlse, a, p, head, row);
-        t.numbers[head * a.rows + p.start + row] = make_float2(live ? from * LOG2E : POS_INF, dot);
+        t.numbers[head * a.rows + p.start + row] =
+            make_float2(live ? from * HTI_LOG2E : HTI_POS_INF, dot);
     }
 }
 
@@ -280,7 +281,8 @@ struct weighted {
 
 DEVICE void join(weighted &a, const weighted &left) {
     float m = fminf(left.m, a.m);
-    float x = left.m == POS_INF ? 0 : exp2f(m - left.m), y = a.m == POS_INF ? 0 : exp2f(m - a.m);
+    float x = left.m == HTI_POS_INF ? 0 : exp2f(m - left.m),
+          y = a.m == HTI_POS_INF ? 0 : exp2f(m - a.m);
     a.m = m, a.h = x * left.h + y * a.h;
     for (int i = 0; i < 8; i++) a.g[i] = x * left.g[i] + y * a.g[i];
 }
@@ -288,12 +290,12 @@ DEVICE void join(weighted &a, const weighted &left) {
 DEVICE void read_weighted(weighted &w, const hti_tile_args &t, const column &me, int64_t from,
                           int64_t c) {
     const hti_cuda_args &a = t.a;
-    w.m = POS_INF, w.h = 0;
+    w.m = HTI_POS_INF, w.h = 0;
     for (int i = 0; i < 8; i++) w.g[i] = 0;
     if (c >= hti_clusters(me.p.length, a.stage)) return;
     int64_t at = a.stage ? me.head * a.clusters + from + c : me.head * a.rows + me.p.start + c;
     float2 number = a.stage ? t.coarse_numbers[at] : t.numbers[at];
-    if (number.x == POS_INF) return;
+    if (number.x == HTI_POS_INF) return;
     w.m = number.x, w.h = number.y;
     add_row(w.g, a.stage ? t.gb + at * a.head_dim + me.x
                          : tensor_row<const bf16>(a.dout, a, me.p, me.head, c) + me.x);

@@ -14,22 +14,18 @@
 
 static const char *device, *dtype; /* of the group that runs */
 static ht_context *ctx;
-static char folder[64];
 
 static int open_device(void **state) {
     (void)state;
     ht_context_desc desc = HT_CONTEXT_DESC_INIT;
     desc.device = device;
-    strcpy(folder, "/tmp/ht-train-XXXXXX");
-    return ht_context_create(&ctx, &desc) != HT_OK || !mkdtemp(folder);
+    return ht_context_create(&ctx, &desc) != HT_OK || training_folder_open() != 0;
 }
 
 static int close_device(void **state) {
     (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
     ht_context_destroy(ctx);
-    return system(command);
+    return training_folder_close();
 }
 
 /* The group's precision, then what the test asks for. */
@@ -268,7 +264,7 @@ static void not_finite(void **state) {
     assert_false(isfinite(r.loss));
     assert_memory_equal(before, after, sizeof *before * (size_t)ht_model_parameters(b.model));
     ht_train_desc desc = HT_TRAIN_DESC_INIT;
-    desc.folder = folder;
+    desc.folder = training_folder;
     desc.train = b.train;
     REFUSED(ctx, ht_train(b.trainer, &desc), HT_DIVERGED, "3 times in a row");
     OK(ctx, ht_model_write(b.model, 2, first)); /* healed: training goes on */
@@ -294,7 +290,7 @@ static int tell(void *user, const ht_event *event) {
 
 static void train_in(bench *b, const char *name, int64_t stop, int resume) {
     char path[128];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(path, sizeof path, "%s/%s", training_folder, name);
     mkdir(path, 0777);
     stop_at s = {.step = stop};
     ht_train_desc desc = HT_TRAIN_DESC_INIT;
@@ -345,7 +341,7 @@ static void resumes(void **state) {
 
 static int exists(const char *name, const char *file) {
     char path[160];
-    snprintf(path, sizeof path, "%s/%s/%s", folder, name, file);
+    snprintf(path, sizeof path, "%s/%s/%s", training_folder, name, file);
     return access(path, R_OK) == 0;
 }
 
