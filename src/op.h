@@ -295,7 +295,8 @@ typedef struct hti_ops {
     /* the model's ops. model_check comes before all others: can models of this dtype run here? If
      * not, UNSUPPORTED and the sentence; a table without it has no models. */
     ht_status (*model_check)(ht_context *ctx, ht_dtype dtype);
-    int fixed_shapes; /* 1: pad every batch to the same shape, so that a step can be captured */
+    int fixed_shapes; /* 1: batches that are nearly full get one shape, so that a step can be
+                         captured */
     ht_status (*gemm)(ht_context *ctx, const hti_gemm *call);
     ht_status (*embed_forward)(ht_context *ctx, const hti_embed_call *call);
     ht_status (*embed_backward)(ht_context *ctx, const hti_embed_call *call);
