@@ -184,7 +184,7 @@ static bool open_checkpoint(map_input *in, const map_values *v, int *code, cli_e
     in->heads = c->heads;
     in->kv_heads = c->kv_heads;
     in->dim = in->value_dim = c->inner / c->heads;
-    in->causal = c->task == HT_TASK_LANGUAGE;
+    in->causal = c->causal || c->task == HT_TASK_LANGUAGE;
     in->kind = (ht_kind)c->attention;
     in->query = c->query > 0 ? (ht_query)(c->query - 1) : cli_query(-1, in->causal);
     in->block = c->block;

@@ -299,7 +299,8 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(INT, vocab, 257, 2, 16777216, "token ids; bytes need 257")                                   \
     X(INT, classes, 2, 2, 65536, "labels 0 ... classes - 1")                                       \
     X(INT, length, 1024, 1, 134217728, "most tokens of a text; longer ones are cut")               \
-    X(CHOICE, pool, 0, 0, 3, "cls (default), first, mean or mean_all: from rows to one vector")    \
+    X(CHOICE, pool, 0, 0, 4,                                                                       \
+      "cls (default), first, mean, mean_all or last: from rows to one vector")                     \
     X(INT, sinusoidal, 1, 0, 1, "add sines and cosines of the position")                           \
     X(INT, learned, 0, 0, 1, "add a learned vector per position")                                  \
     X(CHOICE, rotary, 0, 0, 2, "none (default), level0 or all: turn queries and keys by position") \
@@ -310,6 +311,7 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(INT, head_hidden, 0, 0, 262144, "hidden size of the classifier's head; 0: one layer")        \
     X(INT, pair_features, 2, 2, 4, "pairs: 2: both vectors; 4: product and distance, too")         \
     X(INT, mask_zero, 1, 0, 1, "token 0 takes no part in attention (not in language models)")      \
+    X(INT, causal, 0, 0, 1, "rows see no later ones; language models always do so")                \
     X(REAL, hide, 0.3, 0, 1, "denoise: share of the tokens that are hidden and guessed")           \
     X(INT, hide_run, 1, 1, 65536, "denoise: neighbours that are hidden together")                  \
     X(REAL, dropout, 0, 0, 1, "probability, below 1")                                              \
@@ -369,7 +371,7 @@ enum {
     HT_DOCUMENTS_WIKITEXT,
     HT_DOCUMENTS_FASTA
 };
-enum { HT_POOL_CLS, HT_POOL_FIRST, HT_POOL_MEAN, HT_POOL_MEAN_ALL };
+enum { HT_POOL_CLS, HT_POOL_FIRST, HT_POOL_MEAN, HT_POOL_MEAN_ALL, HT_POOL_LAST };
 enum { HT_ROTARY_NONE, HT_ROTARY_LEVEL0, HT_ROTARY_ALL };
 enum { HT_SCHEDULE_CONSTANT, HT_SCHEDULE_RSQRT, HT_SCHEDULE_COSINE, HT_SCHEDULE_LINEAR };
 enum { HT_DECAY_MATRICES, HT_DECAY_ALL };

@@ -25,7 +25,8 @@ names() {
     for block in 16 32 64 128; do
         echo "a-local-$block a-first-$block a-fine-$block"
     done
-    echo "a-fine-32-all a-fine-32-bias a-fine-32-both a-fine-32-none a-first-32-all a-first-16-all"
+    echo "a-fine-32-all a-fine-32-bias a-fine-32-both a-fine-32-none a-first-32-all"
+    echo "a-first-16-all a-fine-128-both"
     for kind in full local fine; do
         echo "b-$kind-bytes b-$kind-words"
         for length in 1k 4k 16k 64k; do echo "c-$kind-$length"; done

@@ -201,11 +201,11 @@ typedef struct hti_rotary_call {
     void *x;
 } hti_rotary_call;
 
-typedef enum hti_pool { HTI_POOL_FIRST, HTI_POOL_VALID, HTI_POOL_ALL } hti_pool;
+typedef enum hti_pool { HTI_POOL_FIRST, HTI_POOL_LAST, HTI_POOL_VALID, HTI_POOL_ALL } hti_pool;
 
-/* Sequence b is rows start[b] ... start[b] + count[b] - 1: its first row, or the mean of its rows
- * (of those that the mask lets through; none: zero). backward sets all rows of dx, zero outside the
- * sequences. */
+/* Sequence b is rows start[b] ... start[b] + count[b] - 1: its first or last row, or the mean of
+ * its rows (of those that the mask lets through; none: zero). backward sets all rows of dx, zero
+ * outside the sequences. */
 typedef struct hti_pool_call {
     ht_dtype dtype;
     hti_pool kind;

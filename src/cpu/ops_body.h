@@ -254,13 +254,18 @@ static int FN(pool_takes)(const hti_pool_call *a, int64_t row) {
     return a->kind == HTI_POOL_ALL || !a->mask || a->mask[row];
 }
 
+/* first row of those that are pooled: the last alone, or the first (and the others) */
+static int64_t FN(pool_start)(const hti_pool_call *a, int64_t b) {
+    return a->start[b] + (a->kind == HTI_POOL_LAST && a->count[b] > 0 ? a->count[b] - 1 : 0);
+}
+
 static void FN(pool_forward)(ht_context *ctx, const hti_pool_call *a) {
     int64_t w = a->width;
     ROWS(a->rows * w) for (int64_t b = 0; b < a->sequences; b++) {
         real *out = (real *)a->out + b * w, weight = FN(pool_weight)(a, b);
-        const real *x = (const real *)a->x + a->start[b] * w;
+        const real *x = (const real *)a->x + FN(pool_start)(a, b) * w;
         memset(out, 0, sizeof(real) * (size_t)w);
-        if (a->kind == HTI_POOL_FIRST) {
+        if (a->kind <= HTI_POOL_LAST) {
             if (a->count[b] > 0) memcpy(out, x, sizeof(real) * (size_t)w);
             continue;
         }
@@ -276,8 +281,8 @@ static void FN(pool_backward)(ht_context *ctx, const hti_pool_call *a) {
     memset(a->dx, 0, sizeof(real) * (size_t)(a->rows * w));
     ROWS(a->rows * w) for (int64_t b = 0; b < a->sequences; b++) {
         const real *dout = (const real *)a->dout + b * w;
-        real *dx = (real *)a->dx + a->start[b] * w, weight = FN(pool_weight)(a, b);
-        if (a->kind == HTI_POOL_FIRST) {
+        real *dx = (real *)a->dx + FN(pool_start)(a, b) * w, weight = FN(pool_weight)(a, b);
+        if (a->kind <= HTI_POOL_LAST) {
             if (a->count[b] > 0) memcpy(dx, dout, sizeof(real) * (size_t)w);
             continue;
         }

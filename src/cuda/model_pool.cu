@@ -30,17 +30,21 @@ DEVICE float weight_of(const pool_args &a, int64_t sequence) {
     return n > 0 ? 1 / (float)n : 0;
 }
 
-/* ---- first rows ---- */
+/* ---- first or last rows ---- */
 
-template <typename T> static __global__ void pool_first(const pool_args a) {
-    int64_t b = blockIdx.x, from = (int64_t)a.start[b] * a.width, to = b * a.width;
+DEVICE int64_t one_row(const pool_args &a, int64_t b) {
+    return a.start[b] + (a.kind == HTI_POOL_LAST && a.count[b] > 0 ? a.count[b] - 1 : 0);
+}
+
+template <typename T> static __global__ void pool_one(const pool_args a) {
+    int64_t b = blockIdx.x, from = one_row(a, b) * a.width, to = b * a.width;
     int there = a.count[b] > 0;
     for (int c = threadIdx.x; c < a.width; c += THREADS)
         ((T *)a.out)[to + c] = there ? ((const T *)a.x)[from + c] : T(0.0f);
 }
 
-template <typename T> static __global__ void pool_first_back(const pool_args a) {
-    int64_t b = blockIdx.x, to = (int64_t)a.start[b] * a.width, from = b * a.width;
+template <typename T> static __global__ void pool_one_back(const pool_args a) {
+    int64_t b = blockIdx.x, to = one_row(a, b) * a.width, from = b * a.width;
     if (a.count[b] <= 0) return;
     for (int c = threadIdx.x; c < a.width; c += THREADS)
         ((T *)a.dx)[to + c] = ((const T *)a.dout)[from + c];
@@ -143,8 +147,8 @@ template <typename T, int N> static ht_status run_mean_back(ht_context *ctx, con
 ht_status hti_cuda_pool_forward(ht_context *ctx, const hti_pool_call *c) {
     hti_cuda_scope scope(ctx);
     pool_args a = args_of(c);
-    if (c->kind == HTI_POOL_FIRST)
-        return hti_cuda_launch(ctx, c->dtype == HT_BF16 ? pool_first<bf16> : pool_first<float>,
+    if (c->kind <= HTI_POOL_LAST)
+        return hti_cuda_launch(ctx, c->dtype == HT_BF16 ? pool_one<bf16> : pool_one<float>,
                                "pooling", dim3((unsigned)c->sequences), THREADS, 0, a);
     int wide = hti_wide_rows(c->width, hti_bytes(c->dtype), c->x);
     return HTI_BY_TYPE(run_mean, c->dtype, wide, ctx, a);
@@ -154,9 +158,9 @@ ht_status hti_cuda_pool_backward(ht_context *ctx, const hti_pool_call *c) {
     hti_cuda_scope scope(ctx);
     pool_args a = args_of(c);
     TRY(ctx->ops->fill(ctx, c->dx, 0, (size_t)(c->rows * c->width) * hti_bytes(c->dtype)));
-    if (c->kind == HTI_POOL_FIRST)
+    if (c->kind <= HTI_POOL_LAST)
         return hti_cuda_launch(ctx,
-                               c->dtype == HT_BF16 ? pool_first_back<bf16> : pool_first_back<float>,
+                               c->dtype == HT_BF16 ? pool_one_back<bf16> : pool_one_back<float>,
                                "pooling", dim3((unsigned)c->sequences), THREADS, 0, a);
     int wide = hti_wide_rows(c->width, hti_bytes(c->dtype), c->dx, c->dout);
     return HTI_BY_TYPE(run_mean_back, c->dtype, wide, ctx, a);

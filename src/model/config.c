@@ -34,7 +34,7 @@ static const struct {
     {"attention", {"hierarchical", "full", "local"}},
     {"query", {"auto", "mean", "first", "fine"}},
     {"documents", {"file", "lines", "articles", "wikitext", "fasta"}},
-    {"pool", {"cls", "first", "mean", "mean_all"}},
+    {"pool", {"cls", "first", "mean", "mean_all", "last"}},
     {"rotary", {"none", "level0", "all"}},
     {"dtype", {"f32", "bf16", "f64"}},
     {"schedule", {"constant", "rsqrt", "cosine", "linear"}},
@@ -325,15 +325,19 @@ static ht_status check_shape(ht_context *ctx, const ht_config *c) {
 static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     int language = c->task == HT_TASK_LANGUAGE;
     int64_t rows;
-    CHECK(ctx, !language || c->attention != HT_HIERARCHICAL || c->query != 1, HT_INVALID,
-          "a language model with query mean would see the future: use first or fine");
+    CHECK(ctx, !c->causal || c->attention != HT_HIERARCHICAL || c->query != 1, HT_INVALID,
+          "a %s with query mean would see the future: use first or fine",
+          language ? "language model" : "causal model");
+    CHECK(ctx, !c->causal || hti_config_by_token(c) || c->pool > HT_POOL_FIRST, HT_INVALID,
+          "the first row of a causal model sees itself alone: pool must be last or mean, got %s",
+          ht_config_choice("pool", (int)c->pool));
     CHECK(ctx, !c->tied || hti_config_by_token(c), HT_INVALID,
           "tied is for models that predict tokens, got task %s",
           ht_config_choice("task", (int)c->task));
     CHECK(ctx, c->task != HT_TASK_DENOISE || (c->hide > 0 && c->hide < 1), HT_INVALID,
           "hide must be above 0 and below 1, got %g", c->hide);
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->pool != HT_POOL_CLS, HT_INVALID,
-          "pairs have no cls vector: pool must be first, mean or mean_all");
+          "pairs have no cls vector: pool must be first, last, mean or mean_all");
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->head_hidden % 2 == 0, HT_INVALID,
           "pairs need an even head_hidden, got %lld", (long long)c->head_hidden);
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->pair_features != 3, HT_INVALID,
@@ -355,7 +359,8 @@ ht_status hti_config_resolve(ht_context *ctx, ht_config *c) {
     if (c->inner == 0) c->inner = c->width;
     if (c->hidden == 0) c->hidden = 4 * c->width;
     if (c->kv_heads == 0) c->kv_heads = c->heads;
-    if (c->query == 0) c->query = language ? 2 : 1;
+    if (language) c->causal = 1;
+    if (c->query == 0) c->query = c->causal ? 2 : 1;
     if (c->embed_std == 0) c->embed_std = language ? 0.02 : 1;
     if (language) c->mask_zero = 0;
     TRY(check_shape(ctx, c));

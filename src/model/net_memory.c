@@ -174,7 +174,7 @@ void hti_model_attention(ht_attention_desc *out, const ht_model *m) {
     out->kind = (ht_kind)c->attention;
     out->query = (ht_query)(c->query - 1);
     out->dtype = m->dtype;
-    out->causal = c->task == HT_TASK_LANGUAGE;
+    out->causal = (int)c->causal;
     out->has_bias = (int)c->relative_bias;
     out->q_heads = c->heads;
     out->kv_heads = c->kv_heads;

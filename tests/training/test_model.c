@@ -87,6 +87,7 @@ static const char *const models[] = {
     "{" SMALL DROP "\"recompute\":1}",
     "{" SMALL DROP "\"pad\":1,\"pool\":\"mean\"}",
     "{" SMALL "\"layers\":1,\"mask_zero\":0}",
+    "{" SMALL "\"causal\":1,\"pool\":\"last\",\"query\":\"fine\",\"learned\":1}",
     "{" PAIRS "\"query\":\"mean\"}",
     "{" PAIRS DROP "\"pool\":\"mean\",\"attention\":\"full\",\"learned\":1}",
     "{" PAIRS "\"pool\":\"mean_all\",\"head_hidden\":0,\"pad\":1}",

@@ -317,6 +317,9 @@ static void run_pool(bank *b, int64_t rows, int64_t width, hti_pool kind) {
 static void run_first(bank *b, int64_t rows, int64_t width) {
     run_pool(b, rows, width, HTI_POOL_FIRST);
 }
+static void run_last(bank *b, int64_t rows, int64_t width) {
+    run_pool(b, rows, width, HTI_POOL_LAST);
+}
 static void run_mean(bank *b, int64_t rows, int64_t width) {
     run_pool(b, rows, width, HTI_POOL_VALID);
 }
@@ -405,12 +408,19 @@ static void check(const char *name, ht_context *ctx, op_run run, int64_t rows, i
 static const struct {
     const char *name;
     op_run run;
-} ops[] = {{"norm", run_norm},     {"linear", run_plain},
-           {"gelu", run_gelu},     {"gelu, dropout", run_gelu_drop},
-           {"relu", run_relu},     {"embedding", run_embed},
-           {"rotary", run_rotary}, {"first rows", run_first},
-           {"mean", run_mean},     {"mean of all", run_mean_all},
-           {"match", run_match},   {"optimiser", run_optimiser},
+} ops[] = {{"norm", run_norm},
+           {"linear", run_plain},
+           {"gelu", run_gelu},
+           {"gelu, dropout", run_gelu_drop},
+           {"relu", run_relu},
+           {"embedding", run_embed},
+           {"rotary", run_rotary},
+           {"first rows", run_first},
+           {"last rows", run_last},
+           {"mean", run_mean},
+           {"mean of all", run_mean_all},
+           {"match", run_match},
+           {"optimiser", run_optimiser},
            {"adding", run_adding}};
 
 /* What has kernels for large shapes alone. */
