@@ -8,15 +8,12 @@
  * warps' softmax states meet in shared memory. In query first a coarse level is computed by one
  * warp, only when the row begins a cluster there, and otherwise read from `part`.
  */
-#include "cuda/cuda.h"
+#include "cuda/lane.h"
 
 #include <math.h>
 #include <string.h>
 
 static const int WARPS = 8, THREADS = 32 * WARPS, CHUNK = 64, WIDEST = 256;
-
-#define DEVICE static __device__ __forceinline__
-#define ALL_LANES 0xffffffffu
 
 struct decode_sequence {
     int64_t position;
@@ -53,24 +50,6 @@ struct decode_shared {
     float max[WARPS], sum[WARPS];
     float z[WARPS][WIDEST];
 };
-
-DEVICE int lane_id() { return (int)threadIdx.x & 31; }
-DEVICE int warp_id() { return (int)threadIdx.x >> 5; }
-
-DEVICE float to_float(float x) { return x; }
-DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-DEVICE void put(float *p, float x) { *p = x; }
-DEVICE void put(__nv_bfloat16 *p, float x) { *p = __float2bfloat16(x); }
-
-DEVICE float warp_max(float x) {
-    for (int o = 16; o > 0; o >>= 1) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, o));
-    return x;
-}
-
-DEVICE float warp_sum(float x) {
-    for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(ALL_LANES, x, o);
-    return x;
-}
 
 /* What a block works on. */
 struct unit {

@@ -12,30 +12,9 @@
 
 #include <math.h>
 
-#include "cuda/cuda.h"
+#include "cuda/lane.h"
 
 enum { OWN = 16, WARPS = 4, PER = OWN / WARPS, THREADS = 32 * WARPS };
-
-#define DEVICE static __device__ __forceinline__
-#define ALL_LANES 0xffffffffu
-
-DEVICE int lane_id() { return (int)threadIdx.x & 31; }
-DEVICE int warp_id() { return (int)threadIdx.x >> 5; }
-
-DEVICE float to_float(float x) { return x; }
-DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-DEVICE void put(float *p, float x) { *p = x; }
-DEVICE void put(__nv_bfloat16 *p, float x) { *p = __float2bfloat16(x); }
-
-DEVICE float warp_max(float x) {
-    for (int o = 16; o > 0; o >>= 1) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, o));
-    return x;
-}
-
-DEVICE float warp_sum(float x) {
-    for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(ALL_LANES, x, o);
-    return x;
-}
 
 /* Floats from one row of a tile to the next: a multiple of 4, and of 4 an odd one, so that float4
  * reads of 32 rows meet no bank twice. */
