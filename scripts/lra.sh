@@ -142,9 +142,10 @@ pretrain() {
     if [ -f "$1/guess/config.json" ]; then
         "$HT" train --run "$1/guess" --device "$HT_DEVICE" --resume
     else
+        if [ -n "$papers" ]; then texts="--data $papers" # of pairs: the papers, some held out
+        else texts="--data $train ${valid:+--valid $valid}"; fi
         "$HT" train --run "$1/guess" --device "$HT_DEVICE" --preset "$SET/$2" --attention "$3" \
-            --seed "$SEED" --data "$train" ${valid:+--valid "$valid"} ${ARGS:-} --task denoise \
-            --steps "$guess" $flags
+            --seed "$SEED" $texts ${ARGS:-} --task denoise --steps "$guess" $flags
     fi
     touch "$1/guess/done"
 }

@@ -150,7 +150,8 @@ static ht_status read_line(void *user, const char *name, int64_t number, const c
         text = line, text_bytes = (size_t)(tab - line);
     }
     int32_t value = 0;
-    TRY(read_label(d, &at, label, label_bytes, &value));
+    if (d->config.task != HT_TASK_DENOISE) /* which looks at no label: papers by id will do */
+        TRY(read_label(d, &at, label, label_bytes, &value));
     if (is_other_part(t)) return HT_OK;
     TRY(pairs ? add_pair(t, &at, line, bytes) : add_text(d, &at, text, text_bytes));
     return hti_data_add_label(d, value);

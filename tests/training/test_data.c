@@ -334,9 +334,9 @@ static void drawing(void **state) {
 static void hiding(void **state) {
     (void)state;
     enum { ITEMS = 40, LENGTH = 500, RUN = 5 };
-    char *file = calloc(ITEMS * (LENGTH + 4), 1), *at = file;
+    char *file = calloc(ITEMS * (LENGTH + 8), 1), *at = file;
     for (int i = 0; i < ITEMS; i++) {
-        at += sprintf(at, "%d\t", i % 2);
+        at += sprintf(at, "id%d\t", i % 2); /* any words: labels are not looked at */
         for (int k = 0; k < LENGTH; k++) *at++ = (char)('a' + (i + k) % 26);
         *at++ = '\n';
     }
