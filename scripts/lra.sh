@@ -10,7 +10,7 @@
 #   SEED        1
 #   STEPS, BATCH, ARGS   instead of the preset's; ARGS are more flags of train: "--block 32"
 #   PRETRAIN    steps of guessing hidden tokens of the training set before, PRETRAIN_ARGS: their
-#               flags; 0, but best/text has 16000
+#               flags; 0, but best/text has 16000 and best/retrieval 12000
 #   IMDB, CIFAR10, AAN   folders of the official files, or of those that data import writes
 #   LISTOPS, PATHFINDER, PATHX   likewise; without them these sets are made
 #   ITEMS       made sets: items to train on, an eighth each for validation and test
@@ -129,8 +129,13 @@ evaluate() {
 # recipe TASK: what comes before, unless the caller says so: sets guess, flags
 recipe() {
     guess=${PRETRAIN:-0} flags=${PRETRAIN_ARGS:-}
-    if [ "$SET/$1" = best/text ] && [ -z "${PRETRAIN:-}" ]; then
-        guess=16000 flags="--rate 1e-3 --warmup 500 --dropout 0"
+    if [ -z "${PRETRAIN:-}" ]; then
+        case $SET/$1 in
+        best/text) guess=16000 ;;
+        best/retrieval) guess=12000 ;;
+        *) return ;;
+        esac
+        flags="--rate 1e-3 --warmup 500 --dropout 0"
     fi
 }
 
