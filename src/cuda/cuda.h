@@ -181,6 +181,15 @@ ht_status hti_tile_forward(ht_context *ctx, const hti_attention_call *call,
 ht_status hti_tile_backward(ht_context *ctx, const hti_attention_call *call,
                             const hti_cuda_args &shape);
 
+/* ---- the narrow kernels: bf16, 4 or 8 columns, sequences that fit into shared memory ----------
+ */
+
+/* They need no scratch but args.cu, and leave in saved what the generic ones do. */
+int hti_narrow_takes(const hti_cuda_backend *backend, const hti_attention_call *call);
+int hti_narrow_takes_backward(const hti_cuda_backend *backend, const hti_attention_call *call);
+ht_status hti_narrow_forward(const ht_context *ctx, const hti_cuda_args &args);
+ht_status hti_narrow_backward(const ht_context *ctx, const hti_cuda_args &args);
+
 /* ---- what the kernel table points to --------------------------------------------------------- */
 
 ht_status hti_cuda_attention_check(ht_context *ctx, const ht_attention_desc *desc);

@@ -1,0 +1,191 @@
+/*
+ * The narrow kernels: rows of 4 or 8 columns, whole sequences in shared memory, in float.
+ *
+ * A thread block takes one head of one sequence. It loads the rows, adds up all levels in shared
+ * memory, and then a thread owns a row or a coarse row and walks over its partners, eight at a
+ * time: halves of blocks are multiples of eight, and so every range of partners begins at one.
+ * With so few columns a product is a handful of multiplications, tensor cores would multiply
+ * zeros, and nothing but the rows themselves is read or written in device memory.
+ *
+ * Level l begins at place at[l] of the arrays and has room for a multiple of eight clusters.
+ * Scores are in log2 units; log2(n) of a cluster of n rows is added to them, -inf where a row
+ * takes no part.
+ */
+#ifndef HTI_CUDA_NARROW_H
+#define HTI_CUDA_NARROW_H
+
+#include "cuda/generic_tile.h"
+
+typedef __nv_bfloat16 bf16;
+
+enum { CHUNK = 8, NARROW_LEVELS = 12 };
+
+HTI_FN int chunks_up(int64_t rows) { return (int)((rows + CHUNK - 1) / CHUNK * CHUNK); }
+
+/* Places of all levels of a sequence; at (NULL: not wanted) has one more entry than levels. */
+HTI_FN int narrow_places(int *at, int length, int levels) {
+    int used = 0;
+    for (int l = 0; l < levels; l++) {
+        if (at) at[l] = used;
+        used += chunks_up(hti_clusters(length, l));
+    }
+    if (at) at[levels] = used;
+    return used;
+}
+
+/* ---- rows of D columns: in shared memory float, in device memory bf16 ---- */
+
+template <int D> struct row_of { float x[D]; };
+
+template <int D> DEVICE row_of<D> get(const float *from, int row) {
+    row_of<D> r;
+#pragma unroll
+    for (int i = 0; i < D / 4; i++)
+        ((float4 *)r.x)[i] = ((const float4 *)(from + (int64_t)row * D))[i];
+    return r;
+}
+
+template <int D> DEVICE void set(float *to, int row, const row_of<D> &r) {
+#pragma unroll
+    for (int i = 0; i < D / 4; i++) ((float4 *)(to + (int64_t)row * D))[i] = ((float4 *)r.x)[i];
+}
+
+template <int D> DEVICE row_of<D> zeros() {
+    row_of<D> r;
+#pragma unroll
+    for (int i = 0; i < D; i++) r.x[i] = 0;
+    return r;
+}
+
+template <int D> DEVICE row_of<D> fetch(const bf16 *from) {
+    row_of<D> r;
+#pragma unroll
+    for (int i = 0; i < D / 4; i++) {
+        uint2 v = ((const uint2 *)from)[i];
+        r.x[4 * i] = __uint_as_float(v.x << 16);
+        r.x[4 * i + 1] = __uint_as_float(v.x & 0xffff0000u);
+        r.x[4 * i + 2] = __uint_as_float(v.y << 16);
+        r.x[4 * i + 3] = __uint_as_float(v.y & 0xffff0000u);
+    }
+    return r;
+}
+
+template <int D> DEVICE void keep_row(bf16 *to, const row_of<D> &r) {
+#pragma unroll
+    for (int i = 0; i < D / 4; i++) {
+        __nv_bfloat162 low = __floats2bfloat162_rn(r.x[4 * i], r.x[4 * i + 1]);
+        __nv_bfloat162 high = __floats2bfloat162_rn(r.x[4 * i + 2], r.x[4 * i + 3]);
+        ((uint2 *)to)[i] = make_uint2(*(uint32_t *)&low, *(uint32_t *)&high);
+    }
+}
+
+template <int D> DEVICE float dot(const row_of<D> &a, const row_of<D> &b, float sum) {
+#pragma unroll
+    for (int i = 0; i < D; i++) sum = fmaf(a.x[i], b.x[i], sum);
+    return sum;
+}
+
+template <int D> DEVICE void add(row_of<D> &to, float factor, const row_of<D> &r) {
+#pragma unroll
+    for (int i = 0; i < D; i++) to.x[i] = fmaf(factor, r.x[i], to.x[i]);
+}
+
+template <int D> DEVICE void scale_row(row_of<D> &r, float factor) {
+#pragma unroll
+    for (int i = 0; i < D; i++) r.x[i] *= factor;
+}
+
+/* (n0 a + n1 b) / (n0 + n1) */
+template <int D> DEVICE row_of<D> mean(const row_of<D> &a, const row_of<D> &b, float n0, float n1) {
+    float n = n0 + n1, x = n > 0 ? n0 / n : 0, y = n > 0 ? n1 / n : 0;
+    row_of<D> r;
+#pragma unroll
+    for (int i = 0; i < D; i++) r.x[i] = x * a.x[i] + y * b.x[i];
+    return r;
+}
+
+DEVICE float power2(float x) {
+    asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+
+/* ---- the sequence of a thread block ---- */
+
+struct sequence {
+    place p;
+    int head, levels;
+    uint32_t stream, offset; /* of the dropout's generator */
+    const int *at;           /* [levels + 1], shared */
+};
+
+/* False: an empty sequence. `at` [NARROW_LEVELS + 1] is filled in for all threads. */
+DEVICE bool find_sequence(sequence *s, const hti_cuda_args &a, int *at) {
+    s->head = (int)(blockIdx.x % (unsigned)a.q_heads);
+    s->p.sequence = (int)(blockIdx.x / (unsigned)a.q_heads);
+    s->p.start = start_of(a, s->p.sequence);
+    s->p.length = a.cu ? (int)(a.cu[s->p.sequence + 1] - s->p.start) : a.length;
+    s->p.first = 0;
+    if (s->p.length == 0) return false;
+    s->levels = levels_of(a, s->p.length);
+    s->stream = (uint32_t)s->p.sequence * (uint32_t)a.q_heads + (uint32_t)s->head;
+    s->offset = a.threshold ? offset_of(a) : 0;
+    s->at = at;
+    if (threadIdx.x == 0) narrow_places(at, s->p.length, s->levels);
+    __syncthreads();
+    return true;
+}
+
+/* The level of a place; the caller gives one from at[1] on. */
+DEVICE int level_of(const sequence &s, int place) {
+    int level = 1;
+    while (place >= s.at[level + 1]) level++;
+    return level;
+}
+
+/* What is common to keys, values and queries of levels >= 1: fold(level, cluster, place of the
+ * first child) for all clusters of all levels, from below; then n becomes log2(n). */
+template <typename Fold> DEVICE void fold_levels(const sequence &s, float *n, Fold fold) {
+    for (int l = 1; l < s.levels; l++) {
+        int clusters = (int)hti_clusters(s.p.length, l), end = s.at[l + 1] - s.at[l];
+        for (int c = (int)threadIdx.x; c < end; c += (int)blockDim.x)
+            fold(l, s.at[l] + c, s.at[l - 1] + 2 * c, c < clusters);
+        __syncthreads();
+    }
+    for (int i = (int)threadIdx.x; i < s.at[s.levels]; i += (int)blockDim.x) n[i] = log2f(n[i]);
+    __syncthreads();
+}
+
+/* Bit i: the weight of a query and key 8 j + i stays. */
+DEVICE unsigned keeps_of_chunk(const hti_cuda_args &a, const sequence &s, int level, int query,
+                               int j) {
+    unsigned bits = 0;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        hti_philox w =
+            hti_dropout_words(a.seed, s.offset, s.stream, level, query, (uint32_t)(2 * j + half));
+#pragma unroll
+        for (int k = 0; k < 4; k++) bits |= (w.w[k] >= a.threshold ? 1u : 0u) << (4 * half + k);
+    }
+    return bits;
+}
+
+/* The chunks of a reach, one after the other. */
+struct chunks {
+    int first0, count0, first1, count;
+    __device__ __forceinline__ int at(int i) const {
+        return i < count0 ? first0 + i : first1 + i - count0;
+    }
+};
+
+DEVICE chunks chunks_of(const reach &r) {
+    chunks c;
+    c.first0 = r.lo0 / CHUNK, c.first1 = r.lo1 / CHUNK;
+    c.count0 = r.lo0 < r.hi0 ? (r.hi0 + CHUNK - 1) / CHUNK - c.first0 : 0;
+    c.count = c.count0 + (r.lo1 < r.hi1 ? (r.hi1 + CHUNK - 1) / CHUNK - c.first1 : 0);
+    return c;
+}
+
+/* narrow_backward.cu: shared memory of a call whose longest sequence has this length. */
+size_t hti_narrow_backward_shared(int head_dim, int length, int levels);
+
+#endif

@@ -1,0 +1,320 @@
+/*
+ * Backward of narrow rows, one kernel: with h = <dz, z> - dlse of each row and the restriction of
+ * (lse, h, dz) to the coarse rows,
+ *
+ *     P = n exp(s - m)     ds = P (r <G, v> - h)     dv += r P G     dq += ds k     dk += ds q
+ *
+ * as in generic_backward.cu. Every thread gathers dq of a query over its keys and dk, dv of a key
+ * over its queries: coarse rows first, whose sums stay in shared memory, then rows.
+ */
+#include "cuda/hier.h"
+#include "cuda/narrow.h"
+
+struct backward_shared {
+    float *k, *v, *q, *g; /* [places] queries are scaled: scores come in log2 units */
+    float *n;             /* [places] valid keys, later their log2 */
+    float2 *mh;           /* [places] m in log2 units (inf: takes no part), h */
+    float *dk, *dv, *dq;  /* [coarse places] */
+    float *count;         /* [coarse places] valid queries; query first: the first one, or -1 */
+    int *at;
+    int bytes;
+};
+
+HTI_FN backward_shared backward_layout(float *base, int dim, int length, int levels) {
+    int all = narrow_places(NULL, length, levels), used = 0;
+    int coarse = all - chunks_up(length);
+    backward_shared s;
+    s.k = base + used, used += all * dim;
+    s.v = base + used, used += all * dim;
+    s.q = base + used, used += all * dim;
+    s.g = base + used, used += all * dim;
+    s.dk = base + used, used += coarse * dim;
+    s.dv = base + used, used += coarse * dim;
+    s.dq = base + used, used += coarse * dim;
+    s.n = base + used, used += all;
+    s.mh = (float2 *)(base + used), used += 2 * all;
+    s.count = base + used, used += coarse;
+    s.at = (int *)(base + used), used += NARROW_LEVELS + 1;
+    s.bytes = used * (int)sizeof(float);
+    return s;
+}
+
+/* ---- all levels into shared memory ---- */
+
+template <int D>
+DEVICE void load_row(const backward_shared &m, const hti_cuda_args &a, const sequence &s, int r) {
+    const place &p = s.p;
+    int head = s.head;
+    row_of<D> k = zeros<D>(), v = k, q = k, g = k;
+    float2 mh = make_float2(INFINITY, 0);
+    bool valid = takes_part(a.key_mask, p, r);
+    if (valid) k = fetch<D>(tensor_row<const bf16>(a.k, a, p, head, r));
+    if (valid) v = fetch<D>(tensor_row<const bf16>(a.v, a, p, head, r));
+    if (takes_part(a.query_mask, p, r)) q = fetch<D>(tensor_row<const bf16>(a.q, a, p, head, r));
+    float lse = r < p.length ? a.saved[head * a.rows + p.start + r] : -INFINITY;
+    if (lse != -INFINITY) {
+        g = fetch<D>(tensor_row<const bf16>(a.dout, a, p, head, r));
+        float h = dot(g, fetch<D>(tensor_row<const bf16>(a.out, a, p, head, r)), 0);
+        if (a.dlse.data) h -= *tensor_row<const float>(a.dlse, a, p, head, r);
+        mh = make_float2(lse * HTI_LOG2E, h);
+    }
+    scale_row(q, a.scale * HTI_LOG2E);
+    set<D>(m.k, r, k), set<D>(m.v, r, v), set<D>(m.q, r, q), set<D>(m.g, r, g);
+    m.n[r] = valid ? 1.0f : 0.0f, m.mh[r] = mh;
+}
+
+/* Valid queries of a place, or the first one of them, or -1. */
+DEVICE float count_at(const backward_shared &m, const hti_cuda_args &a, const sequence &s, int i) {
+    if (i >= s.at[1]) return m.count[i - s.at[1]];
+    bool valid = takes_part(a.query_mask, s.p, i);
+    if (a.query == HT_QUERY_FIRST) return valid ? (float)i : -1.0f;
+    return valid ? 1.0f : 0.0f;
+}
+
+/* Rows of a cluster together: m the smallest, g and h sums weighted by exp(m - lse). */
+template <int D> DEVICE void restrict_pair(const backward_shared &m, int to, int child) {
+    float2 x = m.mh[child], y = m.mh[child + 1];
+    float least = fminf(x.x, y.x);
+    float wx = x.x == INFINITY ? 0 : power2(least - x.x);
+    float wy = y.x == INFINITY ? 0 : power2(least - y.x);
+    row_of<D> g = zeros<D>();
+    add(g, wx, get<D>(m.g, child)), add(g, wy, get<D>(m.g, child + 1));
+    set<D>(m.g, to, g);
+    m.mh[to] = make_float2(least, wx * x.y + wy * y.y);
+}
+
+template <int D>
+DEVICE void fold_pair(const backward_shared &m, const hti_cuda_args &a, const sequence &s, int to,
+                      int child) {
+    float n0 = m.n[child], n1 = m.n[child + 1];
+    float c0 = count_at(m, a, s, child), c1 = count_at(m, a, s, child + 1);
+    row_of<D> q0 = get<D>(m.q, child), q1 = get<D>(m.q, child + 1);
+    set<D>(m.k, to, mean(get<D>(m.k, child), get<D>(m.k, child + 1), n0, n1));
+    set<D>(m.v, to, mean(get<D>(m.v, child), get<D>(m.v, child + 1), n0, n1));
+    m.n[to] = n0 + n1;
+    if (a.query == HT_QUERY_FIRST) {
+        set<D>(m.q, to, c0 >= 0 ? q0 : q1);
+        m.count[to - s.at[1]] = c0 >= 0 ? c0 : c1;
+    } else {
+        set<D>(m.q, to, mean(q0, q1, c0, c1));
+        m.count[to - s.at[1]] = c0 + c1;
+    }
+    restrict_pair<D>(m, to, child);
+}
+
+template <int D>
+DEVICE void load_sequence(const backward_shared &m, const hti_cuda_args &a, const sequence &s) {
+    for (int r = (int)threadIdx.x; r < s.at[1]; r += (int)blockDim.x) load_row<D>(m, a, s, r);
+    __syncthreads();
+    fold_levels(s, m.n, [&](int, int to, int child, bool there) {
+        if (there) {
+            fold_pair<D>(m, a, s, to, child);
+            return;
+        }
+        set<D>(m.k, to, zeros<D>()), set<D>(m.v, to, zeros<D>());
+        set<D>(m.q, to, zeros<D>()), set<D>(m.g, to, zeros<D>());
+        m.n[to] = 0, m.mh[to] = make_float2(INFINITY, 0);
+        m.count[to - s.at[1]] = a.query == HT_QUERY_FIRST ? -1 : 0;
+    });
+    for (int i = (int)threadIdx.x; i < s.at[s.levels]; i += (int)blockDim.x)
+        if (m.mh[i].x == INFINITY) set<D>(m.q, i, zeros<D>()); /* it may hold NaN */
+    __syncthreads();
+}
+
+/* ---- dq of a query over its keys ---- */
+
+/* PICK: bits of `sees` say which keys are seen (causal), bits of `keeps` which are not dropped. */
+template <int D, bool PICK>
+DEVICE void dq_chunk(row_of<D> &dq, const backward_shared &m, const row_of<D> &q,
+                     const row_of<D> &g, float2 mh, int j, unsigned sees, unsigned keeps,
+                     float keep) {
+    float x[CHUNK];
+    *(float4 *)x = *(const float4 *)(m.n + j), *(float4 *)(x + 4) = *(const float4 *)(m.n + j + 4);
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) {
+        row_of<D> k = get<D>(m.k, j + i);
+        float p = power2(dot(q, k, x[i] - mh.x)), dp = dot(g, get<D>(m.v, j + i), 0);
+        if (PICK) dp = keeps >> i & 1 ? dp * keep : 0;
+        if (!PICK || sees >> i & 1) add(dq, p * (dp - mh.y), k);
+    }
+}
+
+template <int D, bool PICK>
+DEVICE row_of<D> dq_of(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
+                       int level, int c) {
+    int own = s.at[level] + c, cut = a.causal && level == 0;
+    row_of<D> q = get<D>(m.q, own), g = get<D>(m.g, own), dq = zeros<D>();
+    float2 mh = m.mh[own];
+    chunks list = chunks_of(keys_of(a, s.p.length, level, c));
+    if (mh.x == INFINITY) return dq;
+    for (int i = 0; i < list.count; i++) {
+        int j = list.at(i), seen = cut ? min(c + 1 - j * CHUNK, (int)CHUNK) : (int)CHUNK;
+        unsigned keeps = PICK && a.threshold ? keeps_of_chunk(a, s, level, c, j) : 255;
+        dq_chunk<D, PICK>(dq, m, q, g, mh, s.at[level] + j * CHUNK, (1u << seen) - 1, keeps,
+                          a.keep);
+    }
+    return dq;
+}
+
+/* ---- dk and dv of a key over its queries ---- */
+
+/* Bit i: the weight of query 8 c + i and this lane's key stays. Four neighbouring lanes have
+ * neighbouring keys, which share their draws: each draws for two of the eight queries. All lanes
+ * of a warp come here. */
+DEVICE unsigned keeps_of_queries(const hti_cuda_args &a, const sequence &s, int level, int key,
+                                 int c) {
+    int lane = lane_id(), part = lane % 4;
+    unsigned bits = 0;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        hti_philox w = hti_dropout_words(a.seed, s.offset, s.stream, level,
+                                         c * CHUNK + 4 * half + part, (uint32_t)(key / 4));
+        unsigned mine = 0;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            unsigned all = __ballot_sync(ALL_LANES, w.w[k] >= a.threshold);
+            if (part == k) mine = all;
+        }
+        bits |= (mine >> (lane & ~3) & 15u) << (4 * half);
+    }
+    return bits;
+}
+
+template <int D> struct key_sums { row_of<D> dk, dv; };
+
+template <int D, bool PICK>
+DEVICE void dkdv_chunk(key_sums<D> &t, const backward_shared &m, const row_of<D> &k,
+                       const row_of<D> &v, float n, int c, unsigned sees, unsigned keeps,
+                       float keep) {
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) {
+        row_of<D> q = get<D>(m.q, c + i), g = get<D>(m.g, c + i);
+        float2 mh = m.mh[c + i];
+        float p = power2(dot(q, k, n - mh.x)), dp = dot(g, v, 0), r = p;
+        if (PICK) {
+            float factor = keeps >> i & 1 ? keep : 0;
+            dp *= factor, r *= factor;
+        }
+        if (PICK && !(sees >> i & 1)) continue;
+        add(t.dv, r, g);
+        add(t.dk, p * (dp - mh.y), q);
+    }
+}
+
+/* All lanes of a warp come here; `there`: this one has a key. Those without one still draw. */
+template <int D, bool PICK>
+DEVICE key_sums<D> dkdv_of(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
+                           int level, int j, bool there) {
+    int own = s.at[level] + (there ? j : 0), cut = a.causal && level == 0;
+    key_sums<D> t = {zeros<D>(), zeros<D>()};
+    row_of<D> k = get<D>(m.k, own), v = get<D>(m.v, own);
+    float n = m.n[own];
+    chunks list = chunks_of(queries_of(a, s.p.length, level, j));
+    int most = (int)__reduce_max_sync(ALL_LANES, (unsigned)list.count);
+    for (int i = 0; i < most; i++) {
+        int c = i < list.count ? list.at(i) : 0;
+        unsigned keeps = PICK && a.threshold ? keeps_of_queries(a, s, level, j, c) : 255;
+        if (i >= list.count || n == -INFINITY || !there) continue;
+        int hidden = cut ? min(max(j - c * CHUNK, 0), (int)CHUNK) : 0;
+        dkdv_chunk<D, PICK>(t, m, k, v, n, s.at[level] + c * CHUNK, 255u << hidden, keeps, a.keep);
+    }
+    return t;
+}
+
+/* ---- what comes down from the levels above ---- */
+
+template <int D>
+DEVICE void add_keys(key_sums<D> &t, const backward_shared &m, const sequence &s, int row) {
+    for (int l = 1; l < s.levels; l++) {
+        int place = s.at[l] + (row >> l);
+        if (m.n[place] == -INFINITY) continue;
+        float share = power2(-m.n[place]);
+        add(t.dk, share, get<D>(m.dk, place - s.at[1]));
+        add(t.dv, share, get<D>(m.dv, place - s.at[1]));
+    }
+}
+
+/* mean: every row of a cluster gets its share; first: the first one gets all of it. */
+template <int D>
+DEVICE void add_queries(row_of<D> &dq, const backward_shared &m, const hti_cuda_args &a,
+                        const sequence &s, int row) {
+    for (int l = 1; l < s.levels; l++) {
+        int place = s.at[l] - s.at[1] + (row >> l);
+        float count = m.count[place], share = 1 / count;
+        if (a.query == HT_QUERY_FIRST) share = count == (float)row ? 1 : 0;
+        if (a.query == HT_QUERY_MEAN ? count > 0 : share > 0) add(dq, share, get<D>(m.dq, place));
+    }
+}
+
+/* ---- the kernel ---- */
+
+/* As many as their registers allow. */
+template <int D> struct block_of {
+    enum { THREADS = D == 4 ? 1024 : 512 };
+};
+
+extern __shared__ float4 hti_shared[];
+
+template <int D, bool PICK>
+DEVICE void coarse_rows(const backward_shared &m, const hti_cuda_args &a, const sequence &s) {
+    int base = s.at[1], count = s.at[s.levels] - base, threads = (int)block_of<D>::THREADS;
+    for (int i = (int)threadIdx.x; i < (count + 31) / 32 * 32; i += threads) {
+        bool there = i < count;
+        int place = there ? base + i : base, level = level_of(s, place), c = place - s.at[level];
+        there = there && c < hti_clusters(s.p.length, level);
+        key_sums<D> t = dkdv_of<D, PICK>(m, a, s, level, c, there);
+        if (!there) continue;
+        set<D>(m.dk, i, t.dk), set<D>(m.dv, i, t.dv);
+        set<D>(m.dq, i, dq_of<D, PICK>(m, a, s, level, c));
+    }
+}
+
+template <int D, bool PICK>
+static __global__ void __launch_bounds__(block_of<D>::THREADS, 1)
+    narrow_backward(const __grid_constant__ hti_cuda_args a) {
+    backward_shared m = backward_layout((float *)hti_shared, D, a.length, a.levels);
+    sequence s;
+    if (!find_sequence(&s, a, m.at)) return;
+    load_sequence<D>(m, a, s);
+    if (s.levels > 1) coarse_rows<D, PICK>(m, a, s);
+    __syncthreads();
+    int length = s.p.length;
+    for (int r = (int)threadIdx.x; r < (length + 31) / 32 * 32; r += (int)block_of<D>::THREADS) {
+        bool there = r < length;
+        key_sums<D> t = dkdv_of<D, PICK>(m, a, s, 0, r, there);
+        if (!there) continue;
+        bool key = takes_part(a.key_mask, s.p, r), query = takes_part(a.query_mask, s.p, r);
+        add_keys(t, m, s, r);
+        scale_row(t.dk, HTI_LN2); /* queries are scaled by scale * log2(e) */
+        keep_row<D>(tensor_row<bf16>(a.dk, a, s.p, s.head, r), key ? t.dk : zeros<D>());
+        keep_row<D>(tensor_row<bf16>(a.dv, a, s.p, s.head, r), key ? t.dv : zeros<D>());
+        row_of<D> dq = dq_of<D, PICK>(m, a, s, 0, r);
+        add_queries(dq, m, a, s, r);
+        scale_row(dq, a.scale);
+        keep_row<D>(tensor_row<bf16>(a.dq, a, s.p, s.head, r), query ? dq : zeros<D>());
+    }
+}
+
+/* ---- from outside ---- */
+
+size_t hti_narrow_backward_shared(int head_dim, int length, int levels) {
+    return (size_t)backward_layout(NULL, head_dim, length, levels).bytes;
+}
+
+int hti_narrow_takes_backward(const hti_cuda_backend *cuda, const hti_attention_call *c) {
+    int64_t dim = c->desc->head_dim;
+    return hti_narrow_takes(cuda, c) && hti_aligned(c->dout, dim) && hti_aligned(c->dq, dim) &&
+           hti_aligned(c->dk, dim) && hti_aligned(c->dv, dim);
+}
+
+template <int D> static ht_status launch(const ht_context *ctx, const hti_cuda_args &a) {
+    auto kernel = a.threshold || a.causal ? narrow_backward<D, true> : narrow_backward<D, false>;
+    dim3 grid((unsigned)(a.sequences * a.q_heads));
+    return hti_cuda_launch(ctx, kernel, "running the narrow backward kernel", grid,
+                           (int)block_of<D>::THREADS,
+                           hti_narrow_backward_shared(D, a.length, a.levels), a);
+}
+
+ht_status hti_narrow_backward(const ht_context *ctx, const hti_cuda_args &a) {
+    return a.head_dim == 4 ? launch<4>(ctx, a) : launch<8>(ctx, a);
+}
