@@ -32,6 +32,8 @@ typedef struct hti_attention_call {
     void *saved, *scratch;
     ht_tensor dout, dlse, dq, dk, dv; /* backward only */
     void *dbias;
+    int first; /* 1: of out and dout there is only each sequence's first row, the others' gradients
+                  are zero: row b of [sequences, q_heads, value_dim]; see hti_ops.attention_first */
 } hti_attention_call;
 
 /* First row (counted over all sequences) and length of sequence b. */
@@ -285,6 +287,9 @@ typedef struct hti_ops {
      * of 16 bytes; kernels that take such tensors alone then need no others beside them. */
     void (*attention_need_aligned)(const ht_context *ctx, const ht_attention_desc *desc,
                                    ht_attention_need *need);
+    /* Optional: can calls of this plan have `first`? q, k, v and their gradients lie in steps of 16
+     * bytes then. */
+    int (*attention_first)(const ht_context *ctx, const ht_attention_desc *desc);
     ht_status (*attention_forward)(ht_context *ctx, const hti_attention_call *call);
     ht_status (*attention_backward)(ht_context *ctx, const hti_attention_call *call);
 

@@ -199,31 +199,33 @@ static ht_status add_grads(hti_attention_call *c, const ht_attention *plan,
 }
 
 ht_status hti_attention_forward(const ht_attention *plan, const ht_attention_args *args,
-                                const uint32_t *offset_device) {
+                                hti_attention_how how) {
     hti_attention_call call;
     TRY(hti_call_make(&call, plan, args, 1));
     if (call.rows == 0) return HT_OK;
-    call.offset_device = offset_device;
+    call.offset_device = how.offset_device;
+    call.first = how.first;
     if (!call.scratch) TRY(hti_scratch(plan->ctx, &call.scratch, plan->need.scratch_forward));
     return plan->ctx->ops->attention_forward(plan->ctx, &call);
 }
 
 ht_status hti_attention_backward(const ht_attention *plan, const ht_attention_args *args,
-                                 const ht_attention_grads *grads, const uint32_t *offset_device) {
+                                 const ht_attention_grads *grads, hti_attention_how how) {
     hti_attention_call call;
     TRY(hti_call_make(&call, plan, args, 1));
     TRY(add_grads(&call, plan, grads));
     if (call.rows == 0) return HT_OK;
-    call.offset_device = offset_device;
+    call.offset_device = how.offset_device;
+    call.first = how.first;
     if (!call.scratch) TRY(hti_scratch(plan->ctx, &call.scratch, plan->need.scratch_backward));
     return plan->ctx->ops->attention_backward(plan->ctx, &call);
 }
 
 ht_status ht_attention_forward(const ht_attention *plan, const ht_attention_args *args) {
-    return hti_attention_forward(plan, args, NULL);
+    return hti_attention_forward(plan, args, (hti_attention_how){NULL, 0});
 }
 
 ht_status ht_attention_backward(const ht_attention *plan, const ht_attention_args *args,
                                 const ht_attention_grads *grads) {
-    return hti_attention_backward(plan, args, grads, NULL);
+    return hti_attention_backward(plan, args, grads, (hti_attention_how){NULL, 0});
 }

@@ -18,11 +18,14 @@ struct ht_attention {
 ht_status hti_call_make(hti_attention_call *out, const ht_attention *plan,
                         const ht_attention_args *args, int bounded);
 
-/* As the public calls; offset_device is args->offset again in device memory, for captured graphs.
- */
+/* As the public calls, for a model's layer. */
+typedef struct hti_attention_how {
+    const uint32_t *offset_device; /* args->offset again in device memory, for captured graphs */
+    int first;                     /* as in hti_attention_call */
+} hti_attention_how;
 ht_status hti_attention_forward(const ht_attention *plan, const ht_attention_args *args,
-                                const uint32_t *offset_device);
+                                hti_attention_how how);
 ht_status hti_attention_backward(const ht_attention *plan, const ht_attention_args *args,
-                                 const ht_attention_grads *grads, const uint32_t *offset_device);
+                                 const ht_attention_grads *grads, hti_attention_how how);
 
 #endif

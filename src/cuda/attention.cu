@@ -131,8 +131,8 @@ static void at_least(size_t *need, size_t bytes) {
     if (*need < bytes) *need = bytes;
 }
 
-/* Sequence starts are all that the narrow kernels need. */
-static size_t layout_narrow(hti_cuda_args *a, void *base) {
+/* All that the narrow kernels need, and those of first rows: sequence starts. */
+static size_t layout_starts(hti_cuda_args *a, void *base) {
     hti_carver c = carver_at(base);
     a->cu = c.take<int32_t>(a->sequences + 1);
     return carved(&c);
@@ -143,8 +143,8 @@ static size_t layout_narrow(hti_cuda_args *a, void *base) {
 static void need_tensor_cores(const ht_attention_desc *desc, ht_attention_need *need) {
     hti_cuda_args a;
     set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
-    at_least(&need->scratch_forward, layout_narrow(&a, NULL));
-    at_least(&need->scratch_backward, layout_narrow(&a, NULL));
+    at_least(&need->scratch_forward, layout_starts(&a, NULL));
+    at_least(&need->scratch_backward, layout_starts(&a, NULL));
     if (hti_tile_plans(desc)) {
         at_least(&need->scratch_forward, hti_tile_scratch(a, desc->has_bias, 0));
         at_least(&need->scratch_backward, hti_tile_scratch(a, desc->has_bias, 1));
@@ -187,6 +187,10 @@ void hti_cuda_attention_need_aligned(const ht_context *ctx, const ht_attention_d
 
 /* ---- calls ---- */
 
+int hti_cuda_attention_first(const ht_context *ctx, const ht_attention_desc *desc) {
+    return hti_first_plans(hti_cuda_of(ctx), desc);
+}
+
 /* Sequence starts, angles and coarse levels. */
 static ht_status prepare(const ht_context *ctx, const hti_cuda_args &a,
                          const hti_attention_call *call, int bf16) {
@@ -195,10 +199,10 @@ static ht_status prepare(const ht_context *ctx, const hti_cuda_args &a,
     return hti_cuda_coarsen(ctx, a, bf16);
 }
 
-static ht_status prepare_narrow(const ht_context *ctx, hti_cuda_args *a,
+static ht_status prepare_starts(const ht_context *ctx, hti_cuda_args *a,
                                 const hti_attention_call *call) {
     set_shape(a, call->desc, call->sequences, call->length, call->rows);
-    layout_narrow(a, call->scratch);
+    layout_starts(a, call->scratch);
     set_tensors(a, call);
     if (!a->cu) return HT_OK;
     return hti_cuda_upload(ctx, (int32_t *)a->cu, call->cu_seqlens, call->sequences + 1);
@@ -208,9 +212,9 @@ ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
     int bf16 = call->desc->dtype == HT_BF16;
-    if (hti_narrow_takes(hti_cuda_of(ctx), call)) {
-        TRY(prepare_narrow(ctx, &a, call));
-        return hti_narrow_forward(ctx, a);
+    if (call->first || hti_narrow_takes(hti_cuda_of(ctx), call)) {
+        TRY(prepare_starts(ctx, &a, call));
+        return call->first ? hti_first_forward(ctx, call, a.cu) : hti_narrow_forward(ctx, a);
     }
     if (hti_hier_takes(hti_cuda_of(ctx), call)) return hti_hier_forward(ctx, call);
     if (hti_fine_takes(hti_cuda_of(ctx), call)) return hti_fine_forward(ctx, call);
@@ -230,9 +234,9 @@ ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call 
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
     int bf16 = call->desc->dtype == HT_BF16;
-    if (hti_narrow_takes_backward(hti_cuda_of(ctx), call)) {
-        TRY(prepare_narrow(ctx, &a, call));
-        return hti_narrow_backward(ctx, a);
+    if (call->first || hti_narrow_takes_backward(hti_cuda_of(ctx), call)) {
+        TRY(prepare_starts(ctx, &a, call));
+        return call->first ? hti_first_backward(ctx, call, a.cu) : hti_narrow_backward(ctx, a);
     }
     if (hti_hier_takes(hti_cuda_of(ctx), call) && hti_hier_takes_backward(call))
         return hti_hier_backward(ctx, call);

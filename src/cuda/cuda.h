@@ -190,8 +190,17 @@ int hti_narrow_takes_backward(const hti_cuda_backend *backend, const hti_attenti
 ht_status hti_narrow_forward(const ht_context *ctx, const hti_cuda_args &args);
 ht_status hti_narrow_backward(const ht_context *ctx, const hti_cuda_args &args);
 
+/* ---- only first rows are wanted (first.cu): calls with `first` set ----------------------------
+ */
+
+/* cu: device [sequences + 1], or NULL: equal lengths. saved: [sequences][heads] lse, log2 units. */
+int hti_first_plans(const hti_cuda_backend *backend, const ht_attention_desc *desc);
+ht_status hti_first_forward(ht_context *ctx, const hti_attention_call *call, const int32_t *cu);
+ht_status hti_first_backward(ht_context *ctx, const hti_attention_call *call, const int32_t *cu);
+
 /* ---- what the kernel table points to --------------------------------------------------------- */
 
+int hti_cuda_attention_first(const ht_context *ctx, const ht_attention_desc *desc);
 ht_status hti_cuda_attention_check(ht_context *ctx, const ht_attention_desc *desc);
 void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *desc,
                              ht_attention_need *need);

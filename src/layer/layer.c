@@ -111,6 +111,14 @@ static const ht_attention *plan_of(const hti_layers *s, const hti_rows *r) {
     return r->train ? s->plan : s->plan_eval;
 }
 
+/* Whether the attention itself can do with first rows. */
+static hti_attention_how how_of(const hti_layers *s, const hti_rows *r, const hti_kept *k) {
+    const hti_ops *ops = s->ctx->ops;
+    int first = k->first_x && ops->attention_first && !s->caches &&
+                ops->attention_first(s->ctx, &plan_of(s, r)->desc);
+    return (hti_attention_how){r->offset_device, first};
+}
+
 /* What comes after the attention: all rows, or the first row of each sequence. */
 typedef struct tail {
     hti_rows rows;
@@ -158,9 +166,11 @@ static ht_status attention_forward(const hti_layers *s, int64_t index, const hti
     TRY(rotate(s, r, k->qkv, 1));
     ht_attention_args args = attention_args(s, index, w, r, k, work);
     if (s->caches) return ht_cache_extend(s->caches[index], r->slots, &args);
-    TRY(hti_attention_forward(plan_of(s, r), &args, r->offset_device));
+    hti_attention_how how = how_of(s, r, k);
+    if (how.first) args.out.data = k->first_heads;
+    TRY(hti_attention_forward(plan_of(s, r), &args, how));
     if (!k->first_x) return HT_OK;
-    TRY(first_rows(s, r, k->first_heads, k->heads, c->inner, 0));
+    if (!how.first) TRY(first_rows(s, r, k->first_heads, k->heads, c->inner, 0));
     return first_rows(s, r, k->first_x, k->x, c->width, 0);
 }
 
@@ -281,13 +291,14 @@ static ht_status attention_backward(const hti_layers *s, int64_t index, const ht
     qkv.dx = work->dh;
     qkv.dw = g->qkv;
     qkv.dbias = g->qkv_bias;
-    if (k->first_x) {
+    hti_attention_how how = how_of(s, r, k);
+    if (k->first_x && !how.first)
         TRY(first_rows(s, r, work->first_dheads, work->dheads, c->inner, 1));
-        TRY(first_rows(s, r, work->first_ds, work->ds, c->width, 1));
-    }
+    if (k->first_x) TRY(first_rows(s, r, work->first_ds, work->ds, c->width, 1));
     ht_attention_args args = attention_args(s, index, w, r, k, work);
     ht_attention_grads grads = attention_grads(&args, g, k, work);
-    TRY(hti_attention_backward(plan_of(s, r), &args, &grads, r->offset_device));
+    if (how.first) args.out.data = k->first_heads, grads.dout.data = work->first_dheads;
+    TRY(hti_attention_backward(plan_of(s, r), &args, &grads, how));
     TRY(rotate(s, r, work->dwide, -1));
     return s->ctx->ops->linear_backward(s->ctx, &qkv);
 }
