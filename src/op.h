@@ -137,7 +137,8 @@ typedef struct hti_gemm {
 typedef struct hti_embed_call {
     ht_dtype dtype;
     int64_t rows, width, vocab, length; /* length: positions there are */
-    const int32_t *tokens, *positions;  /* device [rows] */
+    int64_t each; /* > 0: row r has position r mod each; backward need not look at positions */
+    const int32_t *tokens, *positions; /* device [rows] */
     const void *table, *cls,
         *learned;      /* [vocab, width], [width] or NULL, [length, width] or NULL */
     const void *fixed; /* [length, width] or NULL: not a parameter */

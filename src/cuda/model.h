@@ -56,6 +56,15 @@ ht_status hti_cuda_product(ht_context *ctx, const hti_gemm *call, hti_finish fin
                            const void *bias, void *aux, const void *add);
 ht_status hti_cuda_gemm(ht_context *ctx, const hti_gemm *call);
 
+/* ---- linear layers with few columns (model_slim.cu) ---------------------------------------------
+ */
+
+/* bf16, many rows of 16 to 64 columns: the whole of forward, and dx with dW of backward (dy is dpre
+ * by then), in one kernel each. */
+int hti_slim_takes(const hti_linear_call *call);
+ht_status hti_slim_forward(ht_context *ctx, const hti_linear_call *call);
+ht_status hti_slim_backward(ht_context *ctx, const hti_linear_call *call);
+
 /* ---- sums over rows (model_sums.cu) ------------------------------------------------------------
  */
 

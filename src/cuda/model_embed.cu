@@ -6,7 +6,7 @@
  */
 #include "cuda/model.h"
 
-enum { THREADS = 256, CHUNK = 64, AHEAD = 4 };
+enum { THREADS = 256, CHUNK = 128, AHEAD = 4 };
 
 /* ---- forward ---- */
 
@@ -71,6 +71,7 @@ struct gather_args {
     hti_drop drop;
     float *table, *last; /* gradients of key k: table[k]; of key limit - 1, if last: last */
     float *partial;      /* [chunks][2][width]: of a run that came in, of one that goes on */
+    uint32_t across;     /* threads of a chunk, a power of two */
 };
 
 DEVICE float *home(const gather_args &a, uint32_t key) {
@@ -86,12 +87,14 @@ DEVICE float *part_of(const gather_args &a, uint32_t chunk, uint32_t begin, uint
     return a.partial + ((int64_t)chunk * 2 + (came ? 0 : 1)) * a.width;
 }
 
+/* Narrow rows: a thread block takes several chunks, with `across` threads for each. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) gather_chunks(const gather_args a) {
-    uint32_t chunk = blockIdx.x, first = chunk * CHUNK;
-    int n = (int)(a.count - first < CHUNK ? a.count - first : CHUNK), begin = 0;
-    int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * N;
-    if (c >= a.width) return;
+    uint32_t chunk = blockIdx.x * (THREADS / a.across) + threadIdx.x / a.across;
+    uint32_t first = chunk * CHUNK;
+    int c = (int)(blockIdx.y * a.across + threadIdx.x % a.across) * N, begin = 0;
+    if (c >= a.width || chunk >= a.chunks) return;
+    int n = (int)(a.count - first < CHUNK ? a.count - first : CHUNK);
     float sum[N] = {0};
     for (int i = 0; i < n; i += AHEAD) {
         float d[AHEAD][N];
@@ -119,7 +122,7 @@ static __global__ void __launch_bounds__(THREADS) gather_chunks(const gather_arg
     }
 }
 
-enum { ACROSS = 32, DOWN = 8 };
+enum { ACROSS = 32, DOWN = 32 };
 
 /* The first entry whose key is larger than `key`. */
 DEVICE uint32_t end_of(const gather_args &a, uint32_t key) {
@@ -156,11 +159,12 @@ static __global__ void __launch_bounds__(ACROSS *DOWN) gather_runs(const gather_
     home(a, key)[c] += sum;
 }
 
-template <typename T, int N> static ht_status run_gather(ht_context *ctx, const gather_args &a) {
+template <typename T, int N> static ht_status run_gather(ht_context *ctx, gather_args a) {
     int64_t vectors = hti_ceil(a.width, N);
-    int threads = vectors >= THREADS ? THREADS : (int)hti_ceil(vectors, 32) * 32;
-    dim3 grid(a.chunks, (unsigned)hti_ceil(vectors, threads));
-    TRY(hti_cuda_launch(ctx, gather_chunks<T, N>, "gathering gradients", grid, threads, 0, a));
+    for (a.across = 1; a.across < vectors && a.across < THREADS;) a.across *= 2;
+    dim3 grid((unsigned)hti_ceil(a.chunks, THREADS / a.across),
+              (unsigned)hti_ceil(vectors, a.across));
+    TRY(hti_cuda_launch(ctx, gather_chunks<T, N>, "gathering gradients", grid, THREADS, 0, a));
     grid = dim3(a.chunks, (unsigned)hti_ceil(a.width, ACROSS));
     return hti_cuda_launch(ctx, gather_runs, "gathering gradients", grid, ACROSS * DOWN, 0, a);
 }
@@ -191,9 +195,59 @@ size_t hti_cuda_embed_scratch(const ht_context *ctx, const hti_embed_call *c) {
     return carver.used;
 }
 
+/* ---- backward, positions of sequences of equal length: row r has position r mod each ---- */
+
+struct position_args {
+    int64_t sequences, each;
+    uint32_t vectors;
+    int width, parts;
+    const void *dout;
+    hti_drop drop;
+    float *partial; /* [parts][each][width] */
+};
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) position_sums(const position_args a) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= a.each * a.vectors) return;
+    int64_t position = i / a.vectors;
+    int c = (int)(i % a.vectors) * N;
+    float sum[N] = {0};
+#pragma unroll 4
+    for (int64_t b = blockIdx.y; b < a.sequences; b += a.parts) {
+        int64_t row = b * a.each + position;
+        float d[N];
+        load<N>(d, (const T *)a.dout + row * a.width + c);
+        if (a.drop.threshold) drop<N>(d, a.drop, (uint32_t)row, c);
+#pragma unroll
+        for (int k = 0; k < N; k++) sum[k] += d[k];
+    }
+    store<N>(a.partial + ((int64_t)blockIdx.y * a.each + position) * a.width + c, sum);
+}
+
+template <typename T, int N>
+static ht_status run_positions(ht_context *ctx, position_args a, float *dlearned) {
+    a.vectors = (uint32_t)(a.width / N);
+    dim3 grid((unsigned)hti_ceil(a.each * a.vectors, THREADS), (unsigned)a.parts);
+    TRY(hti_cuda_launch(ctx, position_sums<T, N>, "gathering gradients", grid, THREADS, 0, a));
+    return hti_cuda_add_parts(ctx, dlearned, NULL, NULL, a.partial, a.parts, a.each * a.width);
+}
+
+static ht_status sum_positions(ht_context *ctx, const hti_embed_call *c, int parts) {
+    position_args a = {};
+    a.sequences = c->rows / c->each, a.each = c->each, a.width = (int)c->width;
+    a.dout = c->dout, a.drop = hti_drop_of(c->drop);
+    a.parts = (int)(parts < a.sequences ? parts : a.sequences);
+    a.partial = hti_model_of(ctx)->sums;
+    int wide = hti_wide_rows(c->width, hti_bytes(c->dtype), c->dout);
+    return HTI_BY_TYPE(run_positions, c->dtype, wide, ctx, a, (float *)c->dlearned);
+}
+
 ht_status hti_cuda_embed_backward(ht_context *ctx, const hti_embed_call *c) {
     hti_cuda_scope scope(ctx);
     TRY(gather(ctx, c, c->tokens, c->vocab + 1, c->dtable, c->dcls));
     if (!c->dlearned) return HT_OK;
+    int64_t room = c->each ? HTI_SUMS_BYTES / (int64_t)sizeof(float) / (c->each * c->width) : 0;
+    if (room >= 4) return sum_positions(ctx, c, room < 32 ? (int)room : 32);
     return gather(ctx, c, c->positions, c->length, c->dlearned, NULL);
 }

@@ -2,7 +2,7 @@
  * Linear layers: the product with as much as cuBLASLt can do to it on its way out, and kernels for
  * the rest (dropout, ReLU, float).
  */
-#include "cuda/model.h"
+#include "cuda/model_active.h"
 
 enum { THREADS = 256 };
 
@@ -16,39 +16,6 @@ struct active_args {
     void *pre, *y;         /* backward: y is dy, changed in place */
     hti_drop drop;
 };
-
-#define GELU_A 0.7978845608028654f /* sqrt(2/pi) */
-#define GELU_B 0.044715f
-
-/* tanh form: x/2 (1 + tanh u) = x sigmoid(2u), u = A (x + B x^3) */
-DEVICE float gelu_sigmoid(float x, const float *) {
-    return 1 / (1 + expf(-2 * GELU_A * (x + GELU_B * x * x * x)));
-}
-
-/* bf16 can do with the fast ones: errors of 2^-22 */
-DEVICE float gelu_sigmoid(float x, const bf16 *) {
-    float u = x * fmaf(-2 * GELU_A * GELU_B * HTI_LOG2E * x, x, -2 * GELU_A * HTI_LOG2E), s;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(u));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1 + s));
-    return s;
-}
-
-template <typename T> DEVICE float gelu(float x) { return x * gelu_sigmoid(x, (const T *)nullptr); }
-
-template <typename T> DEVICE float gelu_slope(float x) {
-    float s = gelu_sigmoid(x, (const T *)nullptr);
-    return s + x * s * (1 - s) * 2 * GELU_A * (1 + 3 * GELU_B * x * x);
-}
-
-template <typename T> DEVICE float activate(float x, int kind) {
-    if (kind == HTI_GELU) return gelu<T>(x);
-    return kind == HTI_RELU && x < 0 ? 0 : x;
-}
-
-template <typename T> DEVICE float slope(float x, int kind) {
-    if (kind == HTI_RELU) return x > 0 ? 1 : 0;
-    return gelu_slope<T>(x);
-}
 
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) activate_rows(const active_args a) {
@@ -155,6 +122,7 @@ static ht_status forward_fused(ht_context *ctx, const hti_linear_call *a) {
 
 ht_status hti_cuda_linear_forward(ht_context *ctx, const hti_linear_call *a) {
     hti_cuda_scope scope(ctx);
+    if (hti_slim_takes(a)) return hti_slim_forward(ctx, a);
     if (a->bias && a->dtype == HT_BF16) {
         ht_status status = forward_fused(ctx, a);
         if (status != HT_UNSUPPORTED) return status;
@@ -209,6 +177,7 @@ ht_status hti_cuda_linear_backward(ht_context *ctx, const hti_linear_call *a) {
                             a->drop));
     else if (dbias)
         TRY(hti_cuda_column_sums(ctx, dbias, a->dy, a->rows, a->out, a->dtype));
+    if (a->dx && hti_slim_takes(a)) return hti_slim_backward(ctx, a);
     if (a->dx) TRY(input_gradient(ctx, a));
     return weight_gradient(ctx, a);
 }

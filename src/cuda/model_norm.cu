@@ -273,10 +273,10 @@ static __global__ void __launch_bounds__(ANY_THREADS) norm_columns_any(const nor
 
 /* ---- which kernel ---- */
 
-/* Vectors of a row, rounded up to a power of two from 8 on; 0: rows cannot be read as vectors. */
+/* Vectors of a row, rounded up to a power of two from 4 on; 0: rows cannot be read as vectors. */
 static int shape_of(int64_t width, ht_dtype dtype, uintptr_t addresses) {
     int64_t n = 16 / (int64_t)hti_bytes(dtype);
-    int shape = 8;
+    int shape = 4;
     if (width % n || addresses % 16 || width / n > 256) return 0;
     while (shape < width / n) shape *= 2;
     return shape;
@@ -297,6 +297,7 @@ template <typename T> static ht_status any_forward(ht_context *ctx, const norm_a
 template <typename T, int N>
 static ht_status forward(ht_context *ctx, const norm_args &a, int shape) {
     switch (shape) {
+    case 4: return run_forward<T, N, 4, 1>(ctx, a);
     case 8: return run_forward<T, N, 8, 1>(ctx, a);
     case 16: return run_forward<T, N, 16, 1>(ctx, a);
     case 32: return run_forward<T, N, 32, 1>(ctx, a);
@@ -335,6 +336,7 @@ static ht_status any_backward(ht_context *ctx, const norm_args &a, int64_t *part
 template <typename T, int N>
 static ht_status backward(ht_context *ctx, const norm_args &a, int shape, int64_t *parts) {
     switch (shape) {
+    case 4: return run_backward<T, N, 4, 1>(ctx, a, parts);
     case 8: return run_backward<T, N, 8, 1>(ctx, a, parts);
     case 16: return run_backward<T, N, 16, 1>(ctx, a, parts);
     case 32: return run_backward<T, N, 32, 1>(ctx, a, parts);

@@ -2,10 +2,11 @@
  * The narrow kernels: rows of 4 or 8 columns, whole sequences in shared memory, in float.
  *
  * A thread block takes one head of one sequence. It loads the rows, adds up all levels in shared
- * memory, and then a thread owns a row or a coarse row and walks over its partners, eight at a
- * time: halves of blocks are multiples of eight, and so every range of partners begins at one.
- * With so few columns a product is a handful of multiplications, tensor cores would multiply
- * zeros, and nothing but the rows themselves is read or written in device memory.
+ * memory, and then a thread owns four neighbouring rows or coarse rows (two of 8 columns) and walks
+ * over their partners, eight at a time: halves of blocks are multiples of eight, so every range of
+ * partners begins at one, and the thread's rows have the same partners. With so few columns a
+ * product is a handful of multiplications, tensor cores would multiply zeros, and nothing but the
+ * rows themselves is read or written in device memory.
  *
  * Level l begins at place at[l] of the arrays and has room for a multiple of eight clusters.
  * Scores are in log2 units; log2(n) of a cluster of n rows is added to them, -inf where a row
@@ -19,6 +20,11 @@
 typedef __nv_bfloat16 bf16;
 
 enum { CHUNK = 8, NARROW_LEVELS = 12 };
+
+/* Rows that a thread owns. */
+template <int D> struct owned {
+    enum { ROWS = 16 / D };
+};
 
 HTI_FN int chunks_up(int64_t rows) { return (int)((rows + CHUNK - 1) / CHUNK * CHUNK); }
 
@@ -155,17 +161,12 @@ template <typename Fold> DEVICE void fold_levels(const sequence &s, float *n, Fo
     __syncthreads();
 }
 
-/* Bit i: the weight of a query and key 8 j + i stays. */
-DEVICE unsigned keeps_of_chunk(const hti_cuda_args &a, const sequence &s, int level, int query,
-                               int j) {
+/* Bits of the words that stay: keys 4 j ... 4 j + 3 of a query. */
+DEVICE unsigned keeps_of(const hti_cuda_args &a, const sequence &s, int level, int query, int j) {
+    hti_philox w = hti_dropout_words(a.seed, s.offset, s.stream, level, query, (uint32_t)j);
     unsigned bits = 0;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        hti_philox w =
-            hti_dropout_words(a.seed, s.offset, s.stream, level, query, (uint32_t)(2 * j + half));
-#pragma unroll
-        for (int k = 0; k < 4; k++) bits |= (w.w[k] >= a.threshold ? 1u : 0u) << (4 * half + k);
-    }
+    for (int k = 0; k < 4; k++) bits |= (w.w[k] >= a.threshold ? 1u : 0u) << k;
     return bits;
 }
 

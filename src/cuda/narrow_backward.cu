@@ -121,102 +121,109 @@ DEVICE void load_sequence(const backward_shared &m, const hti_cuda_args &a, cons
     __syncthreads();
 }
 
-/* ---- dq of a query over its keys ---- */
+/* ---- dq of a thread's queries over their keys ---- */
 
-/* PICK: bits of `sees` say which keys are seen (causal), bits of `keeps` which are not dropped. */
+template <int D> struct rows_of { row_of<D> r[owned<D>::ROWS]; };
+
+template <int D> DEVICE rows_of<D> get_rows(const float *from, int row) {
+    rows_of<D> t;
+#pragma unroll
+    for (int i = 0; i < owned<D>::ROWS; i++) t.r[i] = get<D>(from, row + i);
+    return t;
+}
+
+/* PICK: bits of `sees` say which keys a row sees (causal), bits of `keeps` which are not dropped.
+ */
 template <int D, bool PICK>
-DEVICE void dq_chunk(row_of<D> &dq, const backward_shared &m, const row_of<D> &q,
-                     const row_of<D> &g, float2 mh, int j, unsigned sees, unsigned keeps,
-                     float keep) {
-    float x[CHUNK];
-    *(float4 *)x = *(const float4 *)(m.n + j), *(float4 *)(x + 4) = *(const float4 *)(m.n + j + 4);
+DEVICE void dq_chunk(rows_of<D> &dq, const backward_shared &m, const rows_of<D> &q,
+                     const rows_of<D> &g, const float2 *mh, int j, const unsigned *sees,
+                     const unsigned *keeps, float keep) {
+    float n[CHUNK];
+    *(float4 *)n = *(const float4 *)(m.n + j), *(float4 *)(n + 4) = *(const float4 *)(m.n + j + 4);
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) {
-        row_of<D> k = get<D>(m.k, j + i);
-        float p = power2(dot(q, k, x[i] - mh.x)), dp = dot(g, get<D>(m.v, j + i), 0);
-        if (PICK) dp = keeps >> i & 1 ? dp * keep : 0;
-        if (!PICK || sees >> i & 1) add(dq, p * (dp - mh.y), k);
+        row_of<D> k = get<D>(m.k, j + i), v = get<D>(m.v, j + i);
+#pragma unroll
+        for (int r = 0; r < owned<D>::ROWS; r++) {
+            float p = power2(dot(q.r[r], k, n[i] - mh[r].x)), dp = dot(g.r[r], v, 0);
+            if (PICK) dp = keeps[r] >> i & 1 ? dp * keep : 0;
+            if (!PICK || sees[r] >> i & 1) add(dq.r[r], p * (dp - mh[r].y), k);
+        }
     }
 }
 
+/* Queries c ... of a level. */
 template <int D, bool PICK>
-DEVICE row_of<D> dq_of(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
-                       int level, int c) {
-    int own = s.at[level] + c, cut = a.causal && level == 0;
-    row_of<D> q = get<D>(m.q, own), g = get<D>(m.g, own), dq = zeros<D>();
-    float2 mh = m.mh[own];
-    chunks list = chunks_of(keys_of(a, s.p.length, level, c));
-    if (mh.x == INFINITY) return dq;
+DEVICE rows_of<D> dq_of(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
+                        int level, int c) {
+    enum { ROWS = owned<D>::ROWS };
+    int own = s.at[level] + c, last = min(c + ROWS, (int)hti_clusters(s.p.length, level)) - 1;
+    rows_of<D> q = get_rows<D>(m.q, own), g = get_rows<D>(m.g, own), dq;
+    float2 mh[ROWS];
+    for (int r = 0; r < ROWS; r++) mh[r] = m.mh[own + r], dq.r[r] = zeros<D>();
+    chunks list = chunks_of(keys_of(a, s.p.length, level, last));
     for (int i = 0; i < list.count; i++) {
-        int j = list.at(i), seen = cut ? min(c + 1 - j * CHUNK, (int)CHUNK) : (int)CHUNK;
-        unsigned keeps = PICK && a.threshold ? keeps_of_chunk(a, s, level, c, j) : 255;
-        dq_chunk<D, PICK>(dq, m, q, g, mh, s.at[level] + j * CHUNK, (1u << seen) - 1, keeps,
-                          a.keep);
+        int j = list.at(i);
+        unsigned sees[ROWS], keeps[ROWS];
+        for (int r = 0; r < ROWS && PICK; r++) {
+            int hidden = a.causal && level == 0 ? max(j * CHUNK + CHUNK - 1 - c - r, 0) : 0;
+            sees[r] = keeps[r] = 255u >> min(hidden, (int)CHUNK);
+            if (mh[r].x == INFINITY) sees[r] = 0;
+            if (!a.threshold) continue;
+            keeps[r] &=
+                keeps_of(a, s, level, c + r, 2 * j) | keeps_of(a, s, level, c + r, 2 * j + 1) << 4;
+        }
+        dq_chunk<D, PICK>(dq, m, q, g, mh, s.at[level] + j * CHUNK, sees, keeps, a.keep);
     }
     return dq;
 }
 
-/* ---- dk and dv of a key over its queries ---- */
+/* ---- dk and dv of a thread's keys over their queries ---- */
 
-/* Bit i: the weight of query 8 c + i and this lane's key stays. Four neighbouring lanes have
- * neighbouring keys, which share their draws: each draws for two of the eight queries. All lanes
- * of a warp come here. */
-DEVICE unsigned keeps_of_queries(const hti_cuda_args &a, const sequence &s, int level, int key,
-                                 int c) {
-    int lane = lane_id(), part = lane % 4;
-    unsigned bits = 0;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        hti_philox w = hti_dropout_words(a.seed, s.offset, s.stream, level,
-                                         c * CHUNK + 4 * half + part, (uint32_t)(key / 4));
-        unsigned mine = 0;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            unsigned all = __ballot_sync(ALL_LANES, w.w[k] >= a.threshold);
-            if (part == k) mine = all;
-        }
-        bits |= (mine >> (lane & ~3) & 15u) << (4 * half);
-    }
-    return bits;
-}
-
-template <int D> struct key_sums { row_of<D> dk, dv; };
+template <int D> struct key_sums { rows_of<D> dk, dv; };
 
 template <int D, bool PICK>
-DEVICE void dkdv_chunk(key_sums<D> &t, const backward_shared &m, const row_of<D> &k,
-                       const row_of<D> &v, float n, int c, unsigned sees, unsigned keeps,
+DEVICE void dkdv_query(key_sums<D> &t, const backward_shared &m, const rows_of<D> &k,
+                       const rows_of<D> &v, const float *n, int c, unsigned sees, unsigned keeps,
                        float keep) {
+    row_of<D> q = get<D>(m.q, c), g = get<D>(m.g, c);
+    float2 mh = m.mh[c];
 #pragma unroll
-    for (int i = 0; i < CHUNK; i++) {
-        row_of<D> q = get<D>(m.q, c + i), g = get<D>(m.g, c + i);
-        float2 mh = m.mh[c + i];
-        float p = power2(dot(q, k, n - mh.x)), dp = dot(g, v, 0), r = p;
+    for (int r = 0; r < owned<D>::ROWS; r++) {
+        float p = power2(dot(q, k.r[r], n[r] - mh.x)), dp = dot(g, v.r[r], 0), kept = p;
         if (PICK) {
-            float factor = keeps >> i & 1 ? keep : 0;
-            dp *= factor, r *= factor;
+            float factor = keeps >> r & 1 ? keep : 0;
+            dp *= factor, kept *= factor;
         }
-        if (PICK && !(sees >> i & 1)) continue;
-        add(t.dv, r, g);
-        add(t.dk, p * (dp - mh.y), q);
+        if (PICK && !(sees >> r & 1)) continue;
+        add(t.dv.r[r], kept, g);
+        add(t.dk.r[r], p * (dp - mh.y), q);
     }
 }
 
-/* All lanes of a warp come here; `there`: this one has a key. Those without one still draw. */
+/* Keys j ... of a level. */
 template <int D, bool PICK>
 DEVICE key_sums<D> dkdv_of(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
-                           int level, int j, bool there) {
-    int own = s.at[level] + (there ? j : 0), cut = a.causal && level == 0;
-    key_sums<D> t = {zeros<D>(), zeros<D>()};
-    row_of<D> k = get<D>(m.k, own), v = get<D>(m.v, own);
-    float n = m.n[own];
+                           int level, int j) {
+    enum { ROWS = owned<D>::ROWS };
+    int own = s.at[level] + j;
+    key_sums<D> t;
+    rows_of<D> k = get_rows<D>(m.k, own), v = get_rows<D>(m.v, own);
+    float n[ROWS];
+    for (int r = 0; r < ROWS; r++) {
+        n[r] = m.n[own + r];
+        t.dk.r[r] = t.dv.r[r] = zeros<D>();
+    }
     chunks list = chunks_of(queries_of(a, s.p.length, level, j));
-    int most = (int)__reduce_max_sync(ALL_LANES, (unsigned)list.count);
-    for (int i = 0; i < most; i++) {
-        int c = i < list.count ? list.at(i) : 0;
-        unsigned keeps = PICK && a.threshold ? keeps_of_queries(a, s, level, j, c) : 255;
-        if (i >= list.count || n == -INFINITY || !there) continue;
-        int hidden = cut ? min(max(j - c * CHUNK, 0), (int)CHUNK) : 0;
-        dkdv_chunk<D, PICK>(t, m, k, v, n, s.at[level] + c * CHUNK, 255u << hidden, keeps, a.keep);
+    for (int i = 0; i < list.count; i++) {
+        int first = list.at(i) * CHUNK;
+#pragma unroll(PICK ? 2 : 8)
+        for (int c = first; c < first + CHUNK; c++) {
+            unsigned sees = 15, keeps = 15;
+            if (PICK && a.causal && level == 0) sees = c < j ? 0 : 15u >> max(j + 3 - c, 0);
+            if (PICK && a.threshold) keeps = keeps_of(a, s, level, c, j / 4) >> j % 4;
+            dkdv_query<D, PICK>(t, m, k, v, n, s.at[level] + c, sees, keeps, a.keep);
+        }
     }
     return t;
 }
@@ -224,13 +231,14 @@ DEVICE key_sums<D> dkdv_of(const backward_shared &m, const hti_cuda_args &a, con
 /* ---- what comes down from the levels above ---- */
 
 template <int D>
-DEVICE void add_keys(key_sums<D> &t, const backward_shared &m, const sequence &s, int row) {
+DEVICE void add_keys(row_of<D> &dk, row_of<D> &dv, const backward_shared &m, const sequence &s,
+                     int row) {
     for (int l = 1; l < s.levels; l++) {
         int place = s.at[l] + (row >> l);
         if (m.n[place] == -INFINITY) continue;
         float share = power2(-m.n[place]);
-        add(t.dk, share, get<D>(m.dk, place - s.at[1]));
-        add(t.dv, share, get<D>(m.dv, place - s.at[1]));
+        add(dk, share, get<D>(m.dk, place - s.at[1]));
+        add(dv, share, get<D>(m.dv, place - s.at[1]));
     }
 }
 
@@ -246,52 +254,76 @@ DEVICE void add_queries(row_of<D> &dq, const backward_shared &m, const hti_cuda_
     }
 }
 
-/* ---- the kernel ---- */
+/* ---- the kernel: one half of the threads owns queries, the other keys ---- */
 
-/* As many as their registers allow. */
-template <int D> struct block_of {
-    enum { THREADS = D == 4 ? 1024 : 512 };
-};
-
-extern __shared__ float4 hti_shared[];
+enum { BACKWARD_THREADS = 512, HALF = BACKWARD_THREADS / 2 };
 
 template <int D, bool PICK>
 DEVICE void coarse_rows(const backward_shared &m, const hti_cuda_args &a, const sequence &s) {
-    int base = s.at[1], count = s.at[s.levels] - base, threads = (int)block_of<D>::THREADS;
-    for (int i = (int)threadIdx.x; i < (count + 31) / 32 * 32; i += threads) {
-        bool there = i < count;
-        int place = there ? base + i : base, level = level_of(s, place), c = place - s.at[level];
-        there = there && c < hti_clusters(s.p.length, level);
-        key_sums<D> t = dkdv_of<D, PICK>(m, a, s, level, c, there);
-        if (!there) continue;
-        set<D>(m.dk, i, t.dk), set<D>(m.dv, i, t.dv);
-        set<D>(m.dq, i, dq_of<D, PICK>(m, a, s, level, c));
+    enum { ROWS = owned<D>::ROWS };
+    int base = s.at[1], end = s.at[s.levels], keys = threadIdx.x >= HALF;
+    for (int i = base + (int)threadIdx.x % HALF * ROWS; i < end; i += HALF * ROWS) {
+        int level = level_of(s, i), c = i - s.at[level], to = i - base;
+        if (c >= hti_clusters(s.p.length, level)) continue;
+        if (keys) {
+            key_sums<D> t = dkdv_of<D, PICK>(m, a, s, level, c);
+            for (int r = 0; r < ROWS; r++)
+                set<D>(m.dk, to + r, t.dk.r[r]), set<D>(m.dv, to + r, t.dv.r[r]);
+        } else {
+            rows_of<D> t = dq_of<D, PICK>(m, a, s, level, c);
+            for (int r = 0; r < ROWS; r++) set<D>(m.dq, to + r, t.r[r]);
+        }
     }
 }
 
 template <int D, bool PICK>
-static __global__ void __launch_bounds__(block_of<D>::THREADS, 1)
+DEVICE void finish_queries(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
+                           int c) {
+    rows_of<D> t = dq_of<D, PICK>(m, a, s, 0, c);
+#pragma unroll
+    for (int r = 0; r < owned<D>::ROWS; r++) {
+        int row = c + r;
+        if (row >= s.p.length) continue;
+        add_queries(t.r[r], m, a, s, row);
+        scale_row(t.r[r], a.scale);
+        keep_row<D>(tensor_row<bf16>(a.dq, a, s.p, s.head, row),
+                    takes_part(a.query_mask, s.p, row) ? t.r[r] : zeros<D>());
+    }
+}
+
+template <int D, bool PICK>
+DEVICE void finish_keys(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
+                        int c) {
+    key_sums<D> t = dkdv_of<D, PICK>(m, a, s, 0, c);
+#pragma unroll
+    for (int r = 0; r < owned<D>::ROWS; r++) {
+        int row = c + r;
+        if (row >= s.p.length) continue;
+        bool valid = takes_part(a.key_mask, s.p, row);
+        add_keys(t.dk.r[r], t.dv.r[r], m, s, row);
+        scale_row(t.dk.r[r], HTI_LN2); /* queries are scaled by scale * log2(e) */
+        keep_row<D>(tensor_row<bf16>(a.dk, a, s.p, s.head, row), valid ? t.dk.r[r] : zeros<D>());
+        keep_row<D>(tensor_row<bf16>(a.dv, a, s.p, s.head, row), valid ? t.dv.r[r] : zeros<D>());
+    }
+}
+
+extern __shared__ float4 hti_shared[];
+
+template <int D, bool PICK>
+static __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
     narrow_backward(const __grid_constant__ hti_cuda_args a) {
+    enum { ROWS = owned<D>::ROWS };
     backward_shared m = backward_layout((float *)hti_shared, D, a.length, a.levels);
     sequence s;
     if (!find_sequence(&s, a, m.at)) return;
     load_sequence<D>(m, a, s);
-    if (s.levels > 1) coarse_rows<D, PICK>(m, a, s);
+    coarse_rows<D, PICK>(m, a, s);
     __syncthreads();
-    int length = s.p.length;
-    for (int r = (int)threadIdx.x; r < (length + 31) / 32 * 32; r += (int)block_of<D>::THREADS) {
-        bool there = r < length;
-        key_sums<D> t = dkdv_of<D, PICK>(m, a, s, 0, r, there);
-        if (!there) continue;
-        bool key = takes_part(a.key_mask, s.p, r), query = takes_part(a.query_mask, s.p, r);
-        add_keys(t, m, s, r);
-        scale_row(t.dk, HTI_LN2); /* queries are scaled by scale * log2(e) */
-        keep_row<D>(tensor_row<bf16>(a.dk, a, s.p, s.head, r), key ? t.dk : zeros<D>());
-        keep_row<D>(tensor_row<bf16>(a.dv, a, s.p, s.head, r), key ? t.dv : zeros<D>());
-        row_of<D> dq = dq_of<D, PICK>(m, a, s, 0, r);
-        add_queries(dq, m, a, s, r);
-        scale_row(dq, a.scale);
-        keep_row<D>(tensor_row<bf16>(a.dq, a, s.p, s.head, r), query ? dq : zeros<D>());
+    for (int c = (int)threadIdx.x % HALF * ROWS; c < s.p.length; c += HALF * ROWS) {
+        if (threadIdx.x < HALF)
+            finish_queries<D, PICK>(m, a, s, c);
+        else
+            finish_keys<D, PICK>(m, a, s, c);
     }
 }
 
@@ -311,8 +343,7 @@ template <int D> static ht_status launch(const ht_context *ctx, const hti_cuda_a
     auto kernel = a.threshold || a.causal ? narrow_backward<D, true> : narrow_backward<D, false>;
     dim3 grid((unsigned)(a.sequences * a.q_heads));
     return hti_cuda_launch(ctx, kernel, "running the narrow backward kernel", grid,
-                           (int)block_of<D>::THREADS,
-                           hti_narrow_backward_shared(D, a.length, a.levels), a);
+                           BACKWARD_THREADS, hti_narrow_backward_shared(D, a.length, a.levels), a);
 }
 
 ht_status hti_narrow_backward(const ht_context *ctx, const hti_cuda_args &a) {

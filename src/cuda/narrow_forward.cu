@@ -5,7 +5,7 @@
 #include "cuda/hier.h"
 #include "cuda/narrow.h"
 
-enum { FORWARD_THREADS = 512 };
+enum { FORWARD_THREADS = 256 };
 
 struct forward_shared {
     float *k, *v, *n; /* [places] keys, values; valid rows, later their log2 */
@@ -66,61 +66,128 @@ DEVICE void load_sequence(const forward_shared &m, const hti_cuda_args &a, const
     });
 }
 
-/* Softmax over what a row has seen so far. */
+/* Softmax over what a thread's rows have seen so far. */
 template <int D> struct state {
-    float max, sum;
-    row_of<D> z;
+    enum { ROWS = owned<D>::ROWS };
+    float max[ROWS], sum[ROWS];
+    row_of<D> z[ROWS];
 };
 
-/* One chunk of keys at place j of the arrays. PICK: only the first `seen` are (causal), and values
- * of those in `keeps` are added. */
-template <int D, bool PICK>
-DEVICE void attend_chunk(state<D> &t, const forward_shared &m, const row_of<D> &q, int j, int seen,
-                         unsigned keeps) {
-    float x[CHUNK], top = -INFINITY;
-    *(float4 *)x = *(const float4 *)(m.n + j), *(float4 *)(x + 4) = *(const float4 *)(m.n + j + 4);
+template <int D> DEVICE state<D> nothing_seen() {
+    state<D> t;
 #pragma unroll
-    for (int i = 0; i < CHUNK; i++) x[i] = dot(q, get<D>(m.k, j + i), x[i]);
-    if (PICK && seen < CHUNK)
-#pragma unroll
-        for (int i = 0; i < CHUNK; i++) x[i] = i < seen ? x[i] : -INFINITY;
+    for (int r = 0; r < t.ROWS; r++) t.max[r] = -INFINITY, t.sum[r] = 0, t.z[r] = zeros<D>();
+    return t;
+}
+
+/* Scores of one row and a chunk become weights, its state is rescaled to the new maximum. */
+template <int D> DEVICE void soften(state<D> &t, int r, float (&x)[CHUNK]) {
+    float top = t.max[r], sum = 0;
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) top = fmaxf(top, x[i]);
-    top = fmaxf(t.max, top);
-    float from = top == -INFINITY ? 0 : top, fade = power2(t.max - from), sum = 0;
-    t.max = top;
-    scale_row(t.z, fade);
+    float from = top == -INFINITY ? 0 : top, fade = power2(t.max[r] - from);
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) {
         x[i] = power2(x[i] - from);
         sum += x[i];
-        if (!PICK || keeps >> i & 1) add(t.z, x[i], get<D>(m.v, j + i));
     }
-    t.sum = t.sum * fade + sum;
+    t.max[r] = top;
+    t.sum[r] = t.sum[r] * fade + sum;
+    scale_row(t.z[r], fade);
 }
 
+/* One chunk of keys at place j. PICK: bits of sees and keeps say which of them a row sees (causal),
+ * and which values are added. */
+template <int D, bool PICK>
+DEVICE void attend_chunk(state<D> &t, const forward_shared &m, const row_of<D> *q, int j,
+                         const unsigned *sees, const unsigned *keeps) {
+    enum { ROWS = owned<D>::ROWS };
+    float x[ROWS][CHUNK], n[CHUNK];
+    *(float4 *)n = *(const float4 *)(m.n + j), *(float4 *)(n + 4) = *(const float4 *)(m.n + j + 4);
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) {
+        row_of<D> k = get<D>(m.k, j + i);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            x[r][i] = dot(q[r], k, n[i]);
+            if (PICK && !(sees[r] >> i & 1)) x[r][i] = -INFINITY;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) soften<D>(t, r, x[r]);
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) {
+        row_of<D> v = get<D>(m.v, j + i);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            if (!PICK || keeps[r] >> i & 1) add(t.z[r], x[r][i], v);
+    }
+}
+
+/* Rows c ... of a level over all their keys. */
 template <int D, bool PICK>
 DEVICE state<D> attend_level(const forward_shared &m, const hti_cuda_args &a, const sequence &s,
-                             const row_of<D> &q, int level, int c) {
-    state<D> t = {-INFINITY, 0, zeros<D>()};
-    chunks list = chunks_of(keys_of(a, s.p.length, level, c));
-    int cut = a.causal && level == 0;
+                             const row_of<D> *q, int level, int c) {
+    enum { ROWS = owned<D>::ROWS };
+    state<D> t = nothing_seen<D>();
+    int last = min(c + ROWS, (int)hti_clusters(s.p.length, level)) - 1;
+    chunks list = chunks_of(keys_of(a, s.p.length, level, last));
     for (int i = 0; i < list.count; i++) {
-        int j = list.at(i), seen = cut ? min(c + 1 - j * CHUNK, (int)CHUNK) : (int)CHUNK;
-        unsigned keeps = PICK && a.threshold ? keeps_of_chunk(a, s, level, c, j) : 255;
-        if (seen < CHUNK) keeps &= (1u << seen) - 1;
-        attend_chunk<D, PICK>(t, m, q, s.at[level] + j * CHUNK, seen, keeps);
+        int j = list.at(i);
+        unsigned sees[ROWS], keeps[ROWS];
+        for (int r = 0; r < ROWS && PICK; r++) {
+            int hidden = a.causal && level == 0 ? max(j * CHUNK + CHUNK - 1 - c - r, 0) : 0;
+            sees[r] = keeps[r] = 255u >> min(hidden, (int)CHUNK);
+            if (!a.threshold) continue;
+            keeps[r] &=
+                keeps_of(a, s, level, c + r, 2 * j) | keeps_of(a, s, level, c + r, 2 * j + 1) << 4;
+        }
+        attend_chunk<D, PICK>(t, m, q, s.at[level] + j * CHUNK, sees, keeps);
     }
     return t;
 }
 
-template <int D> DEVICE void merge_place(state<D> &t, const forward_shared &m, int place) {
-    float other = m.max[place], top = fmaxf(t.max, other), from = top == -INFINITY ? 0 : top;
-    float x = power2(t.max - from), y = power2(other - from);
-    t.max = top;
-    t.sum = t.sum * x + m.sum[place] * y;
-    scale_row(t.z, x);
-    add(t.z, y, get<D>(m.q, place));
+template <int D> DEVICE void merge_place(state<D> &t, int r, const forward_shared &m, int place) {
+    float other = m.max[place], top = fmaxf(t.max[r], other), from = top == -INFINITY ? 0 : top;
+    float x = power2(t.max[r] - from), y = power2(other - from);
+    t.max[r] = top;
+    t.sum[r] = t.sum[r] * x + m.sum[place] * y;
+    scale_row(t.z[r], x);
+    add(t.z[r], y, get<D>(m.q, place));
+}
+
+template <int D, bool PICK>
+DEVICE void coarse_rows(const forward_shared &m, const hti_cuda_args &a, const sequence &s) {
+    enum { ROWS = owned<D>::ROWS };
+    int base = s.at[1], end = s.at[s.levels];
+    for (int i = base + (int)threadIdx.x * ROWS; i < end; i += FORWARD_THREADS * ROWS) {
+        int level = level_of(s, i), c = i - s.at[level];
+        if (c >= hti_clusters(s.p.length, level)) continue;
+        row_of<D> q[ROWS];
+        for (int r = 0; r < ROWS; r++) {
+            q[r] = get<D>(m.q, i - base + r);
+            scale_row(q[r], a.scale * HTI_LOG2E);
+        }
+        state<D> t = attend_level<D, PICK>(m, a, s, q, level, c);
+        for (int r = 0; r < ROWS; r++) {
+            m.max[i - base + r] = t.max[r], m.sum[i - base + r] = t.sum[r];
+            set<D>(m.q, i - base + r, t.z[r]);
+        }
+    }
+}
+
+/* Merges what the levels above left, and writes the result of a row. */
+template <int D>
+DEVICE void finish_row(state<D> &t, int i, const forward_shared &m, const hti_cuda_args &a,
+                       const sequence &s, int row) {
+    bool valid = takes_part(a.query_mask, s.p, row);
+    for (int l = 1; l < s.levels; l++) merge_place(t, i, m, s.at[l] - s.at[1] + (row >> l));
+    bool seen = valid && t.sum[i] != 0;
+    float lse = seen ? HTI_LN2 * (t.max[i] + log2f(t.sum[i])) : -INFINITY;
+    scale_row(t.z[i], a.keep / t.sum[i]);
+    keep_row<D>(tensor_row<bf16>(a.out, a, s.p, s.head, row), seen ? t.z[i] : zeros<D>());
+    if (a.saved) a.saved[s.head * a.rows + s.p.start + row] = lse;
+    if (a.lse.data) *tensor_row<float>(a.lse, a, s.p, s.head, row) = lse;
 }
 
 extern __shared__ float4 hti_shared[];
@@ -128,36 +195,25 @@ extern __shared__ float4 hti_shared[];
 template <int D, bool PICK>
 static __global__ void __launch_bounds__(FORWARD_THREADS, 2)
     narrow_forward(const __grid_constant__ hti_cuda_args a) {
+    enum { ROWS = owned<D>::ROWS };
     forward_shared m = forward_layout((float *)hti_shared, D, a.length, a.levels);
-    float scale = a.scale * HTI_LOG2E;
     sequence s;
     if (!find_sequence(&s, a, m.at)) return;
     load_sequence<D>(m, a, s);
-    int base = s.at[1];
-    for (int i = base + (int)threadIdx.x; i < s.at[s.levels]; i += FORWARD_THREADS) {
-        int level = level_of(s, i), c = i - s.at[level];
-        row_of<D> q = get<D>(m.q, i - base);
-        scale_row(q, scale);
-        if (c >= hti_clusters(s.p.length, level)) continue;
-        state<D> t = attend_level<D, PICK>(m, a, s, q, level, c);
-        m.max[i - base] = t.max, m.sum[i - base] = t.sum;
-        set<D>(m.q, i - base, t.z);
-    }
+    coarse_rows<D, PICK>(m, a, s);
     __syncthreads();
-    for (int r = (int)threadIdx.x; r < s.p.length; r += FORWARD_THREADS) {
-        state<D> t = {-INFINITY, 0, zeros<D>()};
-        if (takes_part(a.query_mask, s.p, r)) {
-            row_of<D> q = fetch<D>(tensor_row<const bf16>(a.q, a, s.p, s.head, r));
-            scale_row(q, scale);
-            t = attend_level<D, PICK>(m, a, s, q, 0, r);
-            for (int l = 1; l < s.levels; l++) merge_place(t, m, s.at[l] - base + (r >> l));
+    for (int c = (int)threadIdx.x * ROWS; c < s.p.length; c += FORWARD_THREADS * ROWS) {
+        row_of<D> q[ROWS];
+        for (int r = 0; r < ROWS; r++) {
+            bool valid = takes_part(a.query_mask, s.p, c + r);
+            const bf16 *from = tensor_row<const bf16>(a.q, a, s.p, s.head, c + r);
+            q[r] = valid ? fetch<D>(from) : zeros<D>();
+            scale_row(q[r], a.scale * HTI_LOG2E);
         }
-        bool seen = t.sum != 0;
-        float lse = seen ? HTI_LN2 * (t.max + log2f(t.sum)) : -INFINITY;
-        scale_row(t.z, a.keep / t.sum);
-        keep_row<D>(tensor_row<bf16>(a.out, a, s.p, s.head, r), seen ? t.z : zeros<D>());
-        if (a.saved) a.saved[s.head * a.rows + s.p.start + r] = lse;
-        if (a.lse.data) *tensor_row<float>(a.lse, a, s.p, s.head, r) = lse;
+        state<D> t = attend_level<D, PICK>(m, a, s, q, 0, c);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            if (c + r < s.p.length) finish_row<D>(t, r, m, a, s, c + r);
     }
 }
 

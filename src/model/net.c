@@ -13,6 +13,7 @@ static hti_embed_call embed_call(const hti_net *n) {
                         .width = n->c->width,
                         .vocab = n->c->vocab,
                         .length = n->max_length,
+                        .each = n->rows.cu_seqlens ? 0 : n->rows.length,
                         .tokens = n->tokens,
                         .positions = n->positions,
                         .table = hti_weight(m, at->embed),

@@ -157,8 +157,8 @@ static void run_norm(bank *b, int64_t rows, int64_t width) {
     collect(b, a.dbias, width, 1);
 }
 
-static void run_linear(bank *b, int64_t rows, int64_t width, hti_activation kind, double p) {
-    int64_t in = width, out = width + 8;
+static void run_sizes(bank *b, int64_t rows, int64_t in, int64_t out, hti_activation kind,
+                      double p) {
     hti_linear_call a = {
         .dtype = b->dtype, .activation = kind, .rows = rows, .in = in, .out = out, .drop = drop};
     a.drop.p = p;
@@ -181,6 +181,10 @@ static void run_linear(bank *b, int64_t rows, int64_t width, hti_activation kind
     if (kind == HTI_LINEAR) collect(b, a.before_dbias, in, 1);
 }
 
+static void run_linear(bank *b, int64_t rows, int64_t width, hti_activation kind, double p) {
+    run_sizes(b, rows, width, width + 8, kind, p);
+}
+
 static void run_plain(bank *b, int64_t rows, int64_t width) {
     run_linear(b, rows, width, HTI_LINEAR, 0);
 }
@@ -192,6 +196,20 @@ static void run_gelu_drop(bank *b, int64_t rows, int64_t width) {
 }
 static void run_relu(bank *b, int64_t rows, int64_t width) {
     run_linear(b, rows, width, HTI_RELU, 0.25);
+}
+
+/* Layers with few columns and many rows; width: what comes out. */
+static void run_slim16(bank *b, int64_t rows, int64_t width) {
+    run_sizes(b, rows, 16, width, HTI_LINEAR, 0);
+}
+static void run_slim32(bank *b, int64_t rows, int64_t width) {
+    run_sizes(b, rows, 32, width, HTI_LINEAR, 0.25);
+}
+static void run_slim64(bank *b, int64_t rows, int64_t width) {
+    run_sizes(b, rows, 64, width, HTI_LINEAR, 0.25);
+}
+static void run_slim_gelu(bank *b, int64_t rows, int64_t width) {
+    run_sizes(b, rows, 32, width, HTI_GELU, 0.25);
 }
 
 /* A layer into a wider space with GELU, and the way back through it, with rows enough for kernels
@@ -258,10 +276,14 @@ static void run_loss(bank *b, int64_t rows, int64_t many) {
 static int64_t token_rule(int64_t i) { return i % 11 == 4 ? -1 : i % 3 == 0 ? 2 : i * 7 % 13; }
 static int64_t position_rule(int64_t i) { return i % 29; }
 
-static void run_embed(bank *b, int64_t rows, int64_t width) {
+static void embed_rows(bank *b, int64_t rows, int64_t width, int64_t each) {
     enum { VOCAB = 13, LENGTH = 29 };
-    hti_embed_call a = {
-        .dtype = b->dtype, .rows = rows, .width = width, .vocab = VOCAB, .length = LENGTH};
+    hti_embed_call a = {.dtype = b->dtype,
+                        .rows = rows,
+                        .width = width,
+                        .vocab = VOCAB,
+                        .length = LENGTH,
+                        .each = each};
     a.tokens = integers(b, rows, token_rule), a.positions = integers(b, rows, position_rule);
     a.table = noise(b, VOCAB * width, 1, 0), a.cls = noise(b, width, 2, 0);
     a.learned = noise(b, LENGTH * width, 3, 0), a.fixed = noise(b, LENGTH * width, 4, 0);
@@ -276,6 +298,12 @@ static void run_embed(bank *b, int64_t rows, int64_t width) {
     collect(b, a.dtable, VOCAB * width, 1);
     collect(b, a.dcls, width, 1);
     collect(b, a.dlearned, LENGTH * width, 1);
+}
+
+static void run_embed(bank *b, int64_t rows, int64_t width) { embed_rows(b, rows, width, 0); }
+/* Sequences of equal length. */
+static void run_embed_even(bank *b, int64_t rows, int64_t width) {
+    embed_rows(b, (rows + 28) / 29 * 29, width, 29);
 }
 
 static void run_rotary(bank *b, int64_t rows, int64_t width) {
@@ -421,20 +449,26 @@ static const struct {
            {"mean of all", run_mean_all},
            {"match", run_match},
            {"optimiser", run_optimiser},
-           {"adding", run_adding}};
+           {"adding", run_adding},
+           {"embedding, even", run_embed_even}};
 
 /* What has kernels for large shapes alone. */
 static const struct {
     const char *name;
     op_run run;
     int64_t rows, width;
-} large[] = {{"widening", run_widening, 1100, 64}, {"widening", run_widening, 1300, 192},
-             {"adding", run_adding, 1100, 128},    {"loss", run_loss, 70, 2048},
-             {"loss", run_loss, 300, 4104},        {"loss", run_loss, 150, 16000},
-             {"loss", run_loss, 140, 32768},       {"loss", run_loss, 20, 40000}};
+} large[] = {{"widening", run_widening, 1100, 64},    {"widening", run_widening, 1300, 192},
+             {"adding", run_adding, 1100, 128},       {"loss", run_loss, 70, 2048},
+             {"loss", run_loss, 300, 4104},           {"loss", run_loss, 150, 16000},
+             {"loss", run_loss, 140, 32768},          {"loss", run_loss, 20, 40000},
+             {"slim", run_slim16, 4100, 16},          {"slim", run_slim16, 4997, 32},
+             {"slim", run_slim32, 4096, 16},          {"slim", run_slim32, 6000, 32},
+             {"slim", run_slim32, 4111, 48},          {"slim", run_slim32, 4200, 64},
+             {"slim", run_slim64, 4300, 32},          {"adding", run_adding, 5000, 32},
+             {"slim, gelu", run_slim_gelu, 5000, 32}, {"slim, gelu", run_slim_gelu, 5000, 48}};
 
 static void each(void **state) {
-    static const int64_t sizes[][2] = {{7, 5},     {40, 24},   {33, 64},   {300, 128},
+    static const int64_t sizes[][2] = {{7, 5},     {40, 24},   {33, 64},   {300, 128}, {5000, 32},
                                        {150, 256}, {700, 520}, {60, 1024}, {9, 2056}};
     ht_context *ctx = NULL;
     ht_context_desc desc = HT_CONTEXT_DESC_INIT;
