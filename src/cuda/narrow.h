@@ -21,6 +21,10 @@ typedef __nv_bfloat16 bf16;
 
 enum { CHUNK = 8, NARROW_LEVELS = 12 };
 
+/* What kernels are compiled for: everything is seen and stays; weights are dropped; causal (perhaps
+ * with dropout). */
+enum { PLAIN, DROPS, CAUSAL };
+
 /* Rows that a thread owns. */
 template <int D> struct owned {
     enum { ROWS = 16 / D };
@@ -159,6 +163,11 @@ template <typename Fold> DEVICE void fold_levels(const sequence &s, float *n, Fo
     }
     for (int i = (int)threadIdx.x; i < s.at[s.levels]; i += (int)blockDim.x) n[i] = log2f(n[i]);
     __syncthreads();
+}
+
+/* Keys 8 j ... 8 j + 7 that row c of a causal call sees at level 0, as bits. */
+DEVICE unsigned sees_of(int c, int j) {
+    return 255u >> min(max(j * CHUNK + CHUNK - 1 - c, 0), (int)CHUNK);
 }
 
 /* Bits of the words that stay: keys 4 j ... 4 j + 3 of a query. */

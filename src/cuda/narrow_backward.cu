@@ -132,9 +132,9 @@ template <int D> DEVICE rows_of<D> get_rows(const float *from, int row) {
     return t;
 }
 
-/* PICK: bits of `sees` say which keys a row sees (causal), bits of `keeps` which are not dropped.
+/* MODE: bits of `sees` say which keys a row sees (causal), bits of `keeps` which are not dropped.
  */
-template <int D, bool PICK>
+template <int D, int MODE>
 DEVICE void dq_chunk(rows_of<D> &dq, const backward_shared &m, const rows_of<D> &q,
                      const rows_of<D> &g, const float2 *mh, int j, const unsigned *sees,
                      const unsigned *keeps, float keep) {
@@ -146,14 +146,14 @@ DEVICE void dq_chunk(rows_of<D> &dq, const backward_shared &m, const rows_of<D> 
 #pragma unroll
         for (int r = 0; r < owned<D>::ROWS; r++) {
             float p = power2(dot(q.r[r], k, n[i] - mh[r].x)), dp = dot(g.r[r], v, 0);
-            if (PICK) dp = keeps[r] >> i & 1 ? dp * keep : 0;
-            if (!PICK || sees[r] >> i & 1) add(dq.r[r], p * (dp - mh[r].y), k);
+            if (MODE != PLAIN) dp = keeps[r] >> i & 1 ? dp * keep : 0;
+            if (MODE != CAUSAL || sees[r] >> i & 1) add(dq.r[r], p * (dp - mh[r].y), k);
         }
     }
 }
 
 /* Queries c ... of a level. */
-template <int D, bool PICK>
+template <int D, int MODE>
 DEVICE rows_of<D> dq_of(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
                         int level, int c) {
     enum { ROWS = owned<D>::ROWS };
@@ -165,15 +165,13 @@ DEVICE rows_of<D> dq_of(const backward_shared &m, const hti_cuda_args &a, const 
     for (int i = 0; i < list.count; i++) {
         int j = list.at(i);
         unsigned sees[ROWS], keeps[ROWS];
-        for (int r = 0; r < ROWS && PICK; r++) {
-            int hidden = a.causal && level == 0 ? max(j * CHUNK + CHUNK - 1 - c - r, 0) : 0;
-            sees[r] = keeps[r] = 255u >> min(hidden, (int)CHUNK);
-            if (mh[r].x == INFINITY) sees[r] = 0;
+        for (int r = 0; r < ROWS && MODE != PLAIN; r++) {
+            sees[r] = keeps[r] = MODE == CAUSAL && level == 0 ? sees_of(c + r, j) : 255;
             if (!a.threshold) continue;
             keeps[r] &=
                 keeps_of(a, s, level, c + r, 2 * j) | keeps_of(a, s, level, c + r, 2 * j + 1) << 4;
         }
-        dq_chunk<D, PICK>(dq, m, q, g, mh, s.at[level] + j * CHUNK, sees, keeps, a.keep);
+        dq_chunk<D, MODE>(dq, m, q, g, mh, s.at[level] + j * CHUNK, sees, keeps, a.keep);
     }
     return dq;
 }
@@ -182,7 +180,7 @@ DEVICE rows_of<D> dq_of(const backward_shared &m, const hti_cuda_args &a, const 
 
 template <int D> struct key_sums { rows_of<D> dk, dv; };
 
-template <int D, bool PICK>
+template <int D, int MODE>
 DEVICE void dkdv_query(key_sums<D> &t, const backward_shared &m, const rows_of<D> &k,
                        const rows_of<D> &v, const float *n, int c, unsigned sees, unsigned keeps,
                        float keep) {
@@ -191,18 +189,18 @@ DEVICE void dkdv_query(key_sums<D> &t, const backward_shared &m, const rows_of<D
 #pragma unroll
     for (int r = 0; r < owned<D>::ROWS; r++) {
         float p = power2(dot(q, k.r[r], n[r] - mh.x)), dp = dot(g, v.r[r], 0), kept = p;
-        if (PICK) {
+        if (MODE != PLAIN) {
             float factor = keeps >> r & 1 ? keep : 0;
             dp *= factor, kept *= factor;
         }
-        if (PICK && !(sees >> r & 1)) continue;
+        if (MODE == CAUSAL && !(sees >> r & 1)) continue;
         add(t.dv.r[r], kept, g);
         add(t.dk.r[r], p * (dp - mh.y), q);
     }
 }
 
 /* Keys j ... of a level. */
-template <int D, bool PICK>
+template <int D, int MODE>
 DEVICE key_sums<D> dkdv_of(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
                            int level, int j) {
     enum { ROWS = owned<D>::ROWS };
@@ -217,12 +215,12 @@ DEVICE key_sums<D> dkdv_of(const backward_shared &m, const hti_cuda_args &a, con
     chunks list = chunks_of(queries_of(a, s.p.length, level, j));
     for (int i = 0; i < list.count; i++) {
         int first = list.at(i) * CHUNK;
-#pragma unroll(PICK ? 2 : 8)
+#pragma unroll(MODE == PLAIN ? 8 : 2)
         for (int c = first; c < first + CHUNK; c++) {
             unsigned sees = 15, keeps = 15;
-            if (PICK && a.causal && level == 0) sees = c < j ? 0 : 15u >> max(j + 3 - c, 0);
-            if (PICK && a.threshold) keeps = keeps_of(a, s, level, c, j / 4) >> j % 4;
-            dkdv_query<D, PICK>(t, m, k, v, n, s.at[level] + c, sees, keeps, a.keep);
+            if (MODE == CAUSAL && level == 0) sees = c < j ? 0 : 15u >> max(j + 3 - c, 0);
+            if (MODE != PLAIN && a.threshold) keeps = keeps_of(a, s, level, c, j / 4) >> j % 4;
+            dkdv_query<D, MODE>(t, m, k, v, n, s.at[level] + c, sees, keeps, a.keep);
         }
     }
     return t;
@@ -258,7 +256,7 @@ DEVICE void add_queries(row_of<D> &dq, const backward_shared &m, const hti_cuda_
 
 enum { BACKWARD_THREADS = 512, HALF = BACKWARD_THREADS / 2 };
 
-template <int D, bool PICK>
+template <int D, int MODE>
 DEVICE void coarse_rows(const backward_shared &m, const hti_cuda_args &a, const sequence &s) {
     enum { ROWS = owned<D>::ROWS };
     int base = s.at[1], end = s.at[s.levels], keys = threadIdx.x >= HALF;
@@ -266,20 +264,20 @@ DEVICE void coarse_rows(const backward_shared &m, const hti_cuda_args &a, const 
         int level = level_of(s, i), c = i - s.at[level], to = i - base;
         if (c >= hti_clusters(s.p.length, level)) continue;
         if (keys) {
-            key_sums<D> t = dkdv_of<D, PICK>(m, a, s, level, c);
+            key_sums<D> t = dkdv_of<D, MODE>(m, a, s, level, c);
             for (int r = 0; r < ROWS; r++)
                 set<D>(m.dk, to + r, t.dk.r[r]), set<D>(m.dv, to + r, t.dv.r[r]);
         } else {
-            rows_of<D> t = dq_of<D, PICK>(m, a, s, level, c);
+            rows_of<D> t = dq_of<D, MODE>(m, a, s, level, c);
             for (int r = 0; r < ROWS; r++) set<D>(m.dq, to + r, t.r[r]);
         }
     }
 }
 
-template <int D, bool PICK>
+template <int D, int MODE>
 DEVICE void finish_queries(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
                            int c) {
-    rows_of<D> t = dq_of<D, PICK>(m, a, s, 0, c);
+    rows_of<D> t = dq_of<D, MODE>(m, a, s, 0, c);
 #pragma unroll
     for (int r = 0; r < owned<D>::ROWS; r++) {
         int row = c + r;
@@ -291,10 +289,10 @@ DEVICE void finish_queries(const backward_shared &m, const hti_cuda_args &a, con
     }
 }
 
-template <int D, bool PICK>
+template <int D, int MODE>
 DEVICE void finish_keys(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
                         int c) {
-    key_sums<D> t = dkdv_of<D, PICK>(m, a, s, 0, c);
+    key_sums<D> t = dkdv_of<D, MODE>(m, a, s, 0, c);
 #pragma unroll
     for (int r = 0; r < owned<D>::ROWS; r++) {
         int row = c + r;
@@ -309,7 +307,7 @@ DEVICE void finish_keys(const backward_shared &m, const hti_cuda_args &a, const 
 
 extern __shared__ float4 hti_shared[];
 
-template <int D, bool PICK>
+template <int D, int MODE>
 static __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
     narrow_backward(const __grid_constant__ hti_cuda_args a) {
     enum { ROWS = owned<D>::ROWS };
@@ -317,13 +315,13 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
     sequence s;
     if (!find_sequence(&s, a, m.at)) return;
     load_sequence<D>(m, a, s);
-    coarse_rows<D, PICK>(m, a, s);
+    coarse_rows<D, MODE>(m, a, s);
     __syncthreads();
     for (int c = (int)threadIdx.x % HALF * ROWS; c < s.p.length; c += HALF * ROWS) {
         if (threadIdx.x < HALF)
-            finish_queries<D, PICK>(m, a, s, c);
+            finish_queries<D, MODE>(m, a, s, c);
         else
-            finish_keys<D, PICK>(m, a, s, c);
+            finish_keys<D, MODE>(m, a, s, c);
     }
 }
 
@@ -340,7 +338,9 @@ int hti_narrow_takes_backward(const hti_cuda_backend *cuda, const hti_attention_
 }
 
 template <int D> static ht_status launch(const ht_context *ctx, const hti_cuda_args &a) {
-    auto kernel = a.threshold || a.causal ? narrow_backward<D, true> : narrow_backward<D, false>;
+    auto kernel = a.causal      ? narrow_backward<D, CAUSAL>
+                  : a.threshold ? narrow_backward<D, DROPS>
+                                : narrow_backward<D, PLAIN>;
     dim3 grid((unsigned)(a.sequences * a.q_heads));
     return hti_cuda_launch(ctx, kernel, "running the narrow backward kernel", grid,
                            BACKWARD_THREADS, hti_narrow_backward_shared(D, a.length, a.levels), a);

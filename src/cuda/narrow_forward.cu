@@ -96,9 +96,9 @@ template <int D> DEVICE void soften(state<D> &t, int r, float (&x)[CHUNK]) {
     scale_row(t.z[r], fade);
 }
 
-/* One chunk of keys at place j. PICK: bits of sees and keeps say which of them a row sees (causal),
- * and which values are added. */
-template <int D, bool PICK>
+/* One chunk of keys at place j. Bits of sees (causal) and keeps say which of them a row sees, and
+ * which values are added. */
+template <int D, int MODE>
 DEVICE void attend_chunk(state<D> &t, const forward_shared &m, const row_of<D> *q, int j,
                          const unsigned *sees, const unsigned *keeps) {
     enum { ROWS = owned<D>::ROWS };
@@ -110,7 +110,7 @@ DEVICE void attend_chunk(state<D> &t, const forward_shared &m, const row_of<D> *
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             x[r][i] = dot(q[r], k, n[i]);
-            if (PICK && !(sees[r] >> i & 1)) x[r][i] = -INFINITY;
+            if (MODE == CAUSAL && !(sees[r] >> i & 1)) x[r][i] = -INFINITY;
         }
     }
 #pragma unroll
@@ -120,12 +120,12 @@ DEVICE void attend_chunk(state<D> &t, const forward_shared &m, const row_of<D> *
         row_of<D> v = get<D>(m.v, j + i);
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
-            if (!PICK || keeps[r] >> i & 1) add(t.z[r], x[r][i], v);
+            if (MODE == PLAIN || keeps[r] >> i & 1) add(t.z[r], x[r][i], v);
     }
 }
 
 /* Rows c ... of a level over all their keys. */
-template <int D, bool PICK>
+template <int D, int MODE>
 DEVICE state<D> attend_level(const forward_shared &m, const hti_cuda_args &a, const sequence &s,
                              const row_of<D> *q, int level, int c) {
     enum { ROWS = owned<D>::ROWS };
@@ -135,14 +135,13 @@ DEVICE state<D> attend_level(const forward_shared &m, const hti_cuda_args &a, co
     for (int i = 0; i < list.count; i++) {
         int j = list.at(i);
         unsigned sees[ROWS], keeps[ROWS];
-        for (int r = 0; r < ROWS && PICK; r++) {
-            int hidden = a.causal && level == 0 ? max(j * CHUNK + CHUNK - 1 - c - r, 0) : 0;
-            sees[r] = keeps[r] = 255u >> min(hidden, (int)CHUNK);
+        for (int r = 0; r < ROWS && MODE != PLAIN; r++) {
+            sees[r] = keeps[r] = MODE == CAUSAL && level == 0 ? sees_of(c + r, j) : 255;
             if (!a.threshold) continue;
             keeps[r] &=
                 keeps_of(a, s, level, c + r, 2 * j) | keeps_of(a, s, level, c + r, 2 * j + 1) << 4;
         }
-        attend_chunk<D, PICK>(t, m, q, s.at[level] + j * CHUNK, sees, keeps);
+        attend_chunk<D, MODE>(t, m, q, s.at[level] + j * CHUNK, sees, keeps);
     }
     return t;
 }
@@ -156,7 +155,7 @@ template <int D> DEVICE void merge_place(state<D> &t, int r, const forward_share
     add(t.z[r], y, get<D>(m.q, place));
 }
 
-template <int D, bool PICK>
+template <int D, int MODE>
 DEVICE void coarse_rows(const forward_shared &m, const hti_cuda_args &a, const sequence &s) {
     enum { ROWS = owned<D>::ROWS };
     int base = s.at[1], end = s.at[s.levels];
@@ -168,7 +167,7 @@ DEVICE void coarse_rows(const forward_shared &m, const hti_cuda_args &a, const s
             q[r] = get<D>(m.q, i - base + r);
             scale_row(q[r], a.scale * HTI_LOG2E);
         }
-        state<D> t = attend_level<D, PICK>(m, a, s, q, level, c);
+        state<D> t = attend_level<D, MODE>(m, a, s, q, level, c);
         for (int r = 0; r < ROWS; r++) {
             m.max[i - base + r] = t.max[r], m.sum[i - base + r] = t.sum[r];
             set<D>(m.q, i - base + r, t.z[r]);
@@ -192,7 +191,7 @@ DEVICE void finish_row(state<D> &t, int i, const forward_shared &m, const hti_cu
 
 extern __shared__ float4 hti_shared[];
 
-template <int D, bool PICK>
+template <int D, int MODE>
 static __global__ void __launch_bounds__(FORWARD_THREADS, 2)
     narrow_forward(const __grid_constant__ hti_cuda_args a) {
     enum { ROWS = owned<D>::ROWS };
@@ -200,7 +199,7 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, 2)
     sequence s;
     if (!find_sequence(&s, a, m.at)) return;
     load_sequence<D>(m, a, s);
-    coarse_rows<D, PICK>(m, a, s);
+    coarse_rows<D, MODE>(m, a, s);
     __syncthreads();
     for (int c = (int)threadIdx.x * ROWS; c < s.p.length; c += FORWARD_THREADS * ROWS) {
         row_of<D> q[ROWS];
@@ -210,7 +209,7 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, 2)
             q[r] = valid ? fetch<D>(from) : zeros<D>();
             scale_row(q[r], a.scale * HTI_LOG2E);
         }
-        state<D> t = attend_level<D, PICK>(m, a, s, q, 0, c);
+        state<D> t = attend_level<D, MODE>(m, a, s, q, 0, c);
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
             if (c + r < s.p.length) finish_row<D>(t, r, m, a, s, c + r);
@@ -240,7 +239,9 @@ int hti_narrow_takes(const hti_cuda_backend *cuda, const hti_attention_call *c) 
 }
 
 template <int D> static ht_status launch(const ht_context *ctx, const hti_cuda_args &a) {
-    auto kernel = a.threshold || a.causal ? narrow_forward<D, true> : narrow_forward<D, false>;
+    auto kernel = a.causal      ? narrow_forward<D, CAUSAL>
+                  : a.threshold ? narrow_forward<D, DROPS>
+                                : narrow_forward<D, PLAIN>;
     dim3 grid((unsigned)(a.sequences * a.q_heads));
     return hti_cuda_launch(ctx, kernel, "running the narrow forward kernel", grid, FORWARD_THREADS,
                            forward_bytes(D, a.length, a.levels), a);

@@ -26,6 +26,8 @@ static const char *const kinds[] = {
     "{" COMMON ",\"task\":\"pairs\",\"pool\":\"mean\",\"head_hidden\":24,\"learned\":1}",
     "{" COMMON ",\"attention\":\"full\",\"pool\":\"first\"}",
     "{" COMMON ",\"attention_dropout\":0.1,\"attention\":\"local\",\"projection_bias\":1}",
+    "{" COMMON ",\"attention_dropout\":0.1,\"query\":\"mean\"}",
+    "{" COMMON ",\"attention_dropout\":0.1,\"inner\":16,\"pool\":\"mean\",\"learned\":1}",
 };
 
 static ht_context *open_device(const char *name) {
