@@ -145,13 +145,14 @@ static void need_tensor_cores(const ht_attention_desc *desc, ht_attention_need *
     set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
     at_least(&need->scratch_forward, layout_starts(&a, NULL));
     at_least(&need->scratch_backward, layout_starts(&a, NULL));
+    at_least(&need->saved, hti_narrow_saved(desc));
     if (hti_tile_plans(desc)) {
         at_least(&need->scratch_forward, hti_tile_scratch(a, desc->has_bias, 0));
         at_least(&need->scratch_backward, hti_tile_scratch(a, desc->has_bias, 1));
     }
     if (hti_fine_plans(desc)) at_least(&need->scratch_forward, hti_fine_scratch(desc));
     if (!hti_hier_plans(desc)) return;
-    need->saved = hti_hier_saved(desc);
+    at_least(&need->saved, hti_hier_saved(desc));
     at_least(&need->scratch_forward, hti_hier_forward_scratch(desc));
     at_least(&need->scratch_backward, hti_hier_backward_scratch(desc));
 }
@@ -204,6 +205,7 @@ static ht_status prepare_starts(const ht_context *ctx, hti_cuda_args *a,
     set_shape(a, call->desc, call->sequences, call->length, call->rows);
     layout_starts(a, call->scratch);
     set_tensors(a, call);
+    hti_narrow_set_saved(a, call->desc);
     if (!a->cu) return HT_OK;
     return hti_cuda_upload(ctx, (int32_t *)a->cu, call->cu_seqlens, call->sequences + 1);
 }

@@ -111,6 +111,9 @@ typedef struct hti_cuda_args {
     float *part;  /* forward: [q_heads][clusters][2] max and sum ... */
     float *partz; /* ... and numerator [q_heads][clusters][value_dim] */
     float *turn;  /* rotary: [length][head_dim / 2][2] cosine, sine */
+    /* narrow kernels with dropout, or NULL: which weights stay, see narrow.h */
+    uint64_t *row_keeps;
+    uint32_t *cluster_keeps;
 
     /* backward */
     float *h;         /* [q_heads][rows] <dout, out> - dlse */
@@ -184,7 +187,10 @@ ht_status hti_tile_backward(ht_context *ctx, const hti_attention_call *call,
 /* ---- the narrow kernels: bf16, 4 or 8 columns, sequences that fit into shared memory ----------
  */
 
-/* They need no scratch but args.cu, and leave in saved what the generic ones do. */
+/* They need no scratch but args.cu, and leave in saved what the generic ones do, and behind it the
+ * bits of the dropout where they can. */
+size_t hti_narrow_saved(const ht_attention_desc *desc);
+void hti_narrow_set_saved(hti_cuda_args *args, const ht_attention_desc *desc);
 int hti_narrow_takes(const hti_cuda_backend *backend, const hti_attention_call *call);
 int hti_narrow_takes_backward(const hti_cuda_backend *backend, const hti_attention_call *call);
 ht_status hti_narrow_forward(const ht_context *ctx, const hti_cuda_args &args);

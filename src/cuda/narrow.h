@@ -179,6 +179,34 @@ DEVICE unsigned keeps_of(const hti_cuda_args &a, const sequence &s, int level, i
     return bits;
 }
 
+/* ---- dropout's bits, kept from forward to backward (blocks of 16) ----
+ *
+ * Byte i of a row's word in row_keeps [q_heads][rows], of a coarse row's in cluster_keeps, has the
+ * bits of its i-th chunk of keys: six at level 0, three above it. */
+
+enum { KEEPS_BLOCK = 16, KEEPS_APART = 128 }; /* room for levels that end in part of a chunk */
+
+HTI_FN int64_t cluster_keeps_at(int64_t rows, int64_t sequences, int head, int64_t start,
+                                int64_t sequence) {
+    return head * (rows + sequences * KEEPS_APART) + start + sequence * KEEPS_APART;
+}
+
+DEVICE uint64_t *row_keeps_of(const hti_cuda_args &a, const sequence &s) {
+    return a.row_keeps + s.head * a.rows + s.p.start;
+}
+DEVICE uint32_t *cluster_keeps_of(const hti_cuda_args &a, const sequence &s) {
+    return a.cluster_keeps + cluster_keeps_at(a.rows, a.sequences, s.head, s.p.start, s.p.sequence);
+}
+
+/* Where in the words of queries 8 c ... 8 c + 7 the bits of key j and its neighbours begin. */
+DEVICE int keeps_shift(int level, int c, int j) {
+    int block = c / 2, chunk = j / CHUNK, low = c % 2 == 0;
+    int slot = chunk - 2 * max(block - 1, 0);
+    if (level > 0 && chunk / 2 > block)
+        slot = chunk - 2 * (block + 1) - (low ? 0 : 1) + (block == 0 ? 0 : low ? 1 : 2);
+    return CHUNK * slot + j % CHUNK;
+}
+
 /* The chunks of a reach, one after the other. */
 struct chunks {
     int first0, count0, first1, count;

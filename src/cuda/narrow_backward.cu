@@ -11,11 +11,13 @@
 #include "cuda/narrow.h"
 
 struct backward_shared {
-    float *k, *v, *q, *g; /* [places] queries are scaled: scores come in log2 units */
-    float *n;             /* [places] valid keys, later their log2 */
-    float2 *mh;           /* [places] m in log2 units (inf: takes no part), h */
-    float *dk, *dv, *dq;  /* [coarse places] */
-    float *count;         /* [coarse places] valid queries; query first: the first one, or -1 */
+    float *k, *v, *q, *g;    /* [places] queries are scaled: scores come in log2 units */
+    float *n;                /* [places] valid keys, later their log2 */
+    float2 *mh;              /* [places] m in log2 units (inf: takes no part), h */
+    float *dk, *dv, *dq;     /* [coarse places] */
+    float *count;            /* [coarse places] valid queries; query first: the first one, or -1 */
+    uint64_t *row_keeps;     /* [rows] dropout's bits, where forward kept them */
+    uint32_t *cluster_keeps; /* [coarse places] */
     int *at;
     int bytes;
 };
@@ -34,6 +36,8 @@ HTI_FN backward_shared backward_layout(float *base, int dim, int length, int lev
     s.n = base + used, used += all;
     s.mh = (float2 *)(base + used), used += 2 * all;
     s.count = base + used, used += coarse;
+    s.row_keeps = (uint64_t *)(base + used), used += 2 * chunks_up(length);
+    s.cluster_keeps = (uint32_t *)(base + used), used += coarse;
     s.at = (int *)(base + used), used += NARROW_LEVELS + 1;
     s.bytes = used * (int)sizeof(float);
     return s;
@@ -116,8 +120,12 @@ DEVICE void load_sequence(const backward_shared &m, const hti_cuda_args &a, cons
         m.n[to] = 0, m.mh[to] = make_float2(INFINITY, 0);
         m.count[to - s.at[1]] = a.query == HT_QUERY_FIRST ? -1 : 0;
     });
-    for (int i = (int)threadIdx.x; i < s.at[s.levels]; i += (int)blockDim.x)
+    for (int i = (int)threadIdx.x; i < s.at[s.levels]; i += (int)blockDim.x) {
+        if (a.row_keeps && i < s.p.length) m.row_keeps[i] = row_keeps_of(a, s)[i];
+        if (a.row_keeps && i >= s.at[1])
+            m.cluster_keeps[i - s.at[1]] = cluster_keeps_of(a, s)[i - s.at[1]];
         if (m.mh[i].x == INFINITY) set<D>(m.q, i, zeros<D>()); /* it may hold NaN */
+    }
     __syncthreads();
 }
 
@@ -152,6 +160,11 @@ DEVICE void dq_chunk(rows_of<D> &dq, const backward_shared &m, const rows_of<D> 
     }
 }
 
+/* Dropout's bits of a query; rows beyond the end have none that matter. */
+DEVICE uint64_t word_of(const backward_shared &m, const sequence &s, int level, int c) {
+    return level ? m.cluster_keeps[s.at[level] - s.at[1] + c] : m.row_keeps[c];
+}
+
 /* Queries c ... of a level. */
 template <int D, int MODE>
 DEVICE rows_of<D> dq_of(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
@@ -168,8 +181,11 @@ DEVICE rows_of<D> dq_of(const backward_shared &m, const hti_cuda_args &a, const 
         for (int r = 0; r < ROWS && MODE != PLAIN; r++) {
             sees[r] = keeps[r] = MODE == CAUSAL && level == 0 ? sees_of(c + r, j) : 255;
             if (!a.threshold) continue;
-            keeps[r] &=
-                keeps_of(a, s, level, c + r, 2 * j) | keeps_of(a, s, level, c + r, 2 * j + 1) << 4;
+            if (a.row_keeps)
+                keeps[r] = (unsigned)(word_of(m, s, level, c + r) >> (CHUNK * i)) & 255;
+            else
+                keeps[r] &= keeps_of(a, s, level, c + r, 2 * j) |
+                            keeps_of(a, s, level, c + r, 2 * j + 1) << 4;
         }
         dq_chunk<D, MODE>(dq, m, q, g, mh, s.at[level] + j * CHUNK, sees, keeps, a.keep);
     }
@@ -214,12 +230,15 @@ DEVICE key_sums<D> dkdv_of(const backward_shared &m, const hti_cuda_args &a, con
     }
     chunks list = chunks_of(queries_of(a, s.p.length, level, j));
     for (int i = 0; i < list.count; i++) {
-        int first = list.at(i) * CHUNK;
+        int first = list.at(i) * CHUNK, shift = keeps_shift(level, list.at(i), j);
 #pragma unroll(MODE == PLAIN ? 8 : 2)
         for (int c = first; c < first + CHUNK; c++) {
             unsigned sees = 15, keeps = 15;
             if (MODE == CAUSAL && level == 0) sees = c < j ? 0 : 15u >> max(j + 3 - c, 0);
-            if (MODE != PLAIN && a.threshold) keeps = keeps_of(a, s, level, c, j / 4) >> j % 4;
+            if (MODE != PLAIN && a.row_keeps)
+                keeps = (unsigned)(word_of(m, s, level, c) >> shift);
+            else if (MODE != PLAIN && a.threshold)
+                keeps = keeps_of(a, s, level, c, j / 4) >> j % 4;
             dkdv_query<D, MODE>(t, m, k, v, n, s.at[level] + c, sees, keeps, a.keep);
         }
     }

@@ -71,12 +71,16 @@ template <int D> struct state {
     enum { ROWS = owned<D>::ROWS };
     float max[ROWS], sum[ROWS];
     row_of<D> z[ROWS];
+    uint64_t keeps[ROWS]; /* bits of all chunks */
 };
 
 template <int D> DEVICE state<D> nothing_seen() {
     state<D> t;
 #pragma unroll
-    for (int r = 0; r < t.ROWS; r++) t.max[r] = -INFINITY, t.sum[r] = 0, t.z[r] = zeros<D>();
+    for (int r = 0; r < t.ROWS; r++) {
+        t.max[r] = -INFINITY, t.sum[r] = 0, t.keeps[r] = 0;
+        t.z[r] = zeros<D>();
+    }
     return t;
 }
 
@@ -140,6 +144,7 @@ DEVICE state<D> attend_level(const forward_shared &m, const hti_cuda_args &a, co
             if (!a.threshold) continue;
             keeps[r] &=
                 keeps_of(a, s, level, c + r, 2 * j) | keeps_of(a, s, level, c + r, 2 * j + 1) << 4;
+            t.keeps[r] |= (uint64_t)keeps[r] << (CHUNK * i);
         }
         attend_chunk<D, MODE>(t, m, q, s.at[level] + j * CHUNK, sees, keeps);
     }
@@ -171,6 +176,8 @@ DEVICE void coarse_rows(const forward_shared &m, const hti_cuda_args &a, const s
         for (int r = 0; r < ROWS; r++) {
             m.max[i - base + r] = t.max[r], m.sum[i - base + r] = t.sum[r];
             set<D>(m.q, i - base + r, t.z[r]);
+            if (MODE != PLAIN && a.row_keeps)
+                cluster_keeps_of(a, s)[i - base + r] = (uint32_t)t.keeps[r];
         }
     }
 }
@@ -212,7 +219,10 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, 2)
         state<D> t = attend_level<D, MODE>(m, a, s, q, 0, c);
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
-            if (c + r < s.p.length) finish_row<D>(t, r, m, a, s, c + r);
+            if (c + r < s.p.length) {
+                finish_row<D>(t, r, m, a, s, c + r);
+                if (MODE != PLAIN && a.row_keeps) row_keeps_of(a, s)[c + r] = t.keeps[r];
+            }
     }
 }
 
@@ -220,6 +230,29 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, 2)
 
 static size_t forward_bytes(int head_dim, int length, int levels) {
     return (size_t)forward_layout(NULL, head_dim, length, levels).bytes;
+}
+
+/* Bits are kept unless there would be far more room for short sequences than for rows. */
+static int keeps_bits(const ht_attention_desc *d) {
+    int64_t dim = d->head_dim;
+    return d->dropout > 0 && d->dtype == HT_BF16 && (dim == 4 || dim == 8) &&
+           d->block == KEEPS_BLOCK && d->max_sequences * KEEPS_APART <= d->max_rows;
+}
+
+static size_t lse_bytes(const ht_attention_desc *d) {
+    return (sizeof(float) * (size_t)(d->q_heads * d->max_rows) + 7) / 8 * 8;
+}
+
+size_t hti_narrow_saved(const ht_attention_desc *d) {
+    if (!keeps_bits(d)) return 0;
+    int64_t most = cluster_keeps_at(d->max_rows, d->max_sequences, (int)d->q_heads, 0, 0);
+    return lse_bytes(d) + 8 * (size_t)(d->q_heads * d->max_rows) + 4 * (size_t)most;
+}
+
+void hti_narrow_set_saved(hti_cuda_args *a, const ht_attention_desc *d) {
+    if (!a->saved || !keeps_bits(d)) return;
+    a->row_keeps = (uint64_t *)((char *)a->saved + lse_bytes(d));
+    a->cluster_keeps = (uint32_t *)(a->row_keeps + d->q_heads * d->max_rows);
 }
 
 /* Level 0 of a sequence and its other levels must fit into shared memory, in backward, too. */
