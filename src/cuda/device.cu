@@ -195,15 +195,20 @@ static void cuda_release(ht_context *ctx, void *block) {
     if (cudaFree(block) != cudaSuccess) cudaGetLastError();
 }
 
+static const size_t POST_PIECE = 512 << 10; /* of a copy; a multiple of 256 */
+
+static int has_room(const ht_context *ctx, size_t bytes) {
+    const hti_cuda_model *m = hti_model_of(ctx);
+    return m && bytes <= HTI_POST_BYTES && (bytes + 255) / 256 * 256 <= HTI_POST_BYTES - m->posted;
+}
+
 /* A place of the post with these bytes in it, from which the device reads them without the host's
- * help; NULL: there is no room. */
+ * help; there must be room. */
 static const void *post(ht_context *ctx, const void *src, size_t bytes) {
     hti_cuda_model *m = hti_model_of(ctx);
-    size_t room = (bytes + 255) / 256 * 256;
-    if (!m || room > HTI_POST_BYTES - m->posted) return NULL;
     char *at = m->post + m->posted;
     memcpy(at, src, bytes);
-    m->posted += room;
+    m->posted += (bytes + 255) / 256 * 256;
     return at;
 }
 
@@ -213,10 +218,15 @@ static ht_status cuda_copy_in(ht_context *ctx, void *dst, const void *src, size_
     hti_cuda_scope scope(ctx);
     cudaStream_t stream = hti_cuda_of(ctx)->stream;
     cudaPointerAttributes about = {};
-    const void *posted = post(ctx, src, bytes);
-    if (posted) {
-        CUDA_TRY(ctx, cudaMemcpyAsync(dst, posted, bytes, cudaMemcpyHostToDevice, stream),
-                 "copying in");
+    if (has_room(ctx, bytes)) {
+        for (size_t at = 0; at < bytes; at += POST_PIECE) { /* one travels while the next is read */
+            size_t part = bytes - at < POST_PIECE ? bytes - at : POST_PIECE;
+            const void *posted = post(ctx, (const char *)src + at, part);
+            CUDA_TRY(
+                ctx,
+                cudaMemcpyAsync((char *)dst + at, posted, part, cudaMemcpyHostToDevice, stream),
+                "copying in");
+        }
         return HT_OK;
     }
     cudaError_t known = cudaPointerGetAttributes(&about, src);

@@ -50,14 +50,18 @@ template <int D> struct row_of { float x[D]; };
 template <int D> DEVICE row_of<D> get(const float *from, int row) {
     row_of<D> r;
 #pragma unroll
-    for (int i = 0; i < D / 4; i++)
-        ((float4 *)r.x)[i] = ((const float4 *)(from + (int64_t)row * D))[i];
+    for (int i = 0; i < D / 4; i++) {
+        float4 v = ((const float4 *)(from + row * D))[i];
+        r.x[4 * i] = v.x, r.x[4 * i + 1] = v.y, r.x[4 * i + 2] = v.z, r.x[4 * i + 3] = v.w;
+    }
     return r;
 }
 
 template <int D> DEVICE void set(float *to, int row, const row_of<D> &r) {
 #pragma unroll
-    for (int i = 0; i < D / 4; i++) ((float4 *)(to + (int64_t)row * D))[i] = ((float4 *)r.x)[i];
+    for (int i = 0; i < D / 4; i++)
+        ((float4 *)(to + row * D))[i] =
+            make_float4(r.x[4 * i], r.x[4 * i + 1], r.x[4 * i + 2], r.x[4 * i + 3]);
 }
 
 template <int D> DEVICE row_of<D> zeros() {
@@ -105,12 +109,16 @@ template <int D> DEVICE void scale_row(row_of<D> &r, float factor) {
     for (int i = 0; i < D; i++) r.x[i] *= factor;
 }
 
-/* (n0 a + n1 b) / (n0 + n1) */
-template <int D> DEVICE row_of<D> mean(const row_of<D> &a, const row_of<D> &b, float n0, float n1) {
-    float n = n0 + n1, x = n > 0 ? n0 / n : 0, y = n > 0 ? n1 / n : 0;
+template <int D> DEVICE row_of<D> sum_of(const row_of<D> &a, const row_of<D> &b) {
     row_of<D> r;
 #pragma unroll
-    for (int i = 0; i < D; i++) r.x[i] = x * a.x[i] + y * b.x[i];
+    for (int i = 0; i < D; i++) r.x[i] = a.x[i] + b.x[i];
+    return r;
+}
+
+template <int D> DEVICE row_of<D> times(const row_of<D> &a, float factor) {
+    row_of<D> r = a;
+    scale_row(r, factor);
     return r;
 }
 
@@ -152,18 +160,51 @@ DEVICE int level_of(const sequence &s, int place) {
     return level;
 }
 
-/* What is common to keys, values and queries of levels >= 1: fold(level, cluster, place of the
- * first child) for all clusters of all levels, from below; then n becomes log2(n). */
-template <typename Fold> DEVICE void fold_levels(const sequence &s, float *n, Fold fold) {
-    for (int l = 1; l < s.levels; l++) {
-        int clusters = (int)hti_clusters(s.p.length, l), end = s.at[l + 1] - s.at[l];
-        for (int c = (int)threadIdx.x; c < end; c += (int)blockDim.x)
-            fold(l, s.at[l] + c, s.at[l - 1] + 2 * c, c < clusters);
-        __syncthreads();
-    }
-    for (int i = (int)threadIdx.x; i < s.at[s.levels]; i += (int)blockDim.x) n[i] = log2f(n[i]);
-    __syncthreads();
+/* ---- levels >= 1, added up in registers ----
+ *
+ * A thread brings its rows as nodes; join makes one node of two neighbours. Within a thread, then
+ * across lanes: keep(level, cluster, node) is called for every cluster, by one lane. All lanes of a
+ * warp come here. */
+
+enum { FOLD_LANES = 5 };
+template <int D> HTI_FN int most_levels() { return (owned<D>::ROWS == 4 ? 3 : 2) + FOLD_LANES; }
+
+template <typename Node> DEVICE Node from_lane(const Node &x, int mask) {
+    Node y;
+    const float *a = (const float *)&x;
+    float *b = (float *)&y;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(Node) / sizeof(float)); i++)
+        b[i] = __shfl_xor_sync(ALL_LANES, a[i], mask);
+    return y;
 }
+
+template <int D, typename Node, typename Join, typename Keep>
+DEVICE void fold_rows(Node *x, int c, int levels, Join join, Keep keep) {
+    enum { ROWS = owned<D>::ROWS };
+    int level = 1;
+#pragma unroll
+    for (int size = ROWS / 2; size > 0; size /= 2, level++)
+#pragma unroll
+        for (int i = 0; i < size; i++) {
+            x[i] = join(x[2 * i], x[2 * i + 1]);
+            if (level < levels) keep(level, (c >> level) + i, x[i]);
+        }
+    for (int o = 1; o < 32 && level < levels; o *= 2, level++) {
+        Node y = from_lane(x[0], o);
+        x[0] = lane_id() & o ? join(y, x[0]) : join(x[0], y);
+        if ((lane_id() & (2 * o - 1)) == 0) keep(level, c >> level, x[0]);
+    }
+}
+
+/* Rows that a block must look at so that all places of all levels are filled. */
+DEVICE int rows_to_fold(const sequence &s, int rows_of_warp) {
+    int unit = max(CHUNK << (s.levels - 1), rows_of_warp);
+    return (s.p.length + unit - 1) / unit * unit;
+}
+
+/* 1/n, or 0 */
+DEVICE float share_of(float n) { return n > 0 ? __frcp_rn(n) : 0; }
 
 /* Keys 8 j ... 8 j + 7 that row c of a causal call sees at level 0, as bits. */
 DEVICE unsigned sees_of(int c, int j) {

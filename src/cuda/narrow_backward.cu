@@ -10,6 +10,8 @@
 #include "cuda/hier.h"
 #include "cuda/narrow.h"
 
+enum { BACKWARD_THREADS = 512, HALF = BACKWARD_THREADS / 2 };
+
 struct backward_shared {
     float *k, *v, *q, *g;    /* [places] queries are scaled: scores come in log2 units */
     float *n;                /* [places] valid keys, later their log2 */
@@ -45,86 +47,113 @@ HTI_FN backward_shared backward_layout(float *base, int dim, int length, int lev
 
 /* ---- all levels into shared memory ---- */
 
-template <int D>
-DEVICE void load_row(const backward_shared &m, const hti_cuda_args &a, const sequence &s, int r) {
-    const place &p = s.p;
-    int head = s.head;
-    row_of<D> k = zeros<D>(), v = k, q = k, g = k;
-    float2 mh = make_float2(INFINITY, 0);
-    bool valid = takes_part(a.key_mask, p, r);
-    if (valid) k = fetch<D>(tensor_row<const bf16>(a.k, a, p, head, r));
-    if (valid) v = fetch<D>(tensor_row<const bf16>(a.v, a, p, head, r));
-    if (takes_part(a.query_mask, p, r)) q = fetch<D>(tensor_row<const bf16>(a.q, a, p, head, r));
-    float lse = r < p.length ? a.saved[head * a.rows + p.start + r] : -INFINITY;
-    if (lse != -INFINITY) {
-        g = fetch<D>(tensor_row<const bf16>(a.dout, a, p, head, r));
-        float h = dot(g, fetch<D>(tensor_row<const bf16>(a.out, a, p, head, r)), 0);
-        if (a.dlse.data) h -= *tensor_row<const float>(a.dlse, a, p, head, r);
-        mh = make_float2(lse * HTI_LOG2E, h);
-    }
-    scale_row(q, a.scale * HTI_LOG2E);
-    set<D>(m.k, r, k), set<D>(m.v, r, v), set<D>(m.q, r, q), set<D>(m.g, r, g);
-    m.n[r] = valid ? 1.0f : 0.0f, m.mh[r] = mh;
-}
+/* Rows of a cluster as keys: sums over the valid ones, and how many there are. */
+template <int D> struct key_node {
+    row_of<D> k, v;
+    float n;
+};
 
-/* Valid queries of a place, or the first one of them, or -1. */
-DEVICE float count_at(const backward_shared &m, const hti_cuda_args &a, const sequence &s, int i) {
-    if (i >= s.at[1]) return m.count[i - s.at[1]];
-    bool valid = takes_part(a.query_mask, s.p, i);
-    if (a.query == HT_QUERY_FIRST) return valid ? (float)i : -1.0f;
-    return valid ? 1.0f : 0.0f;
-}
-
-/* Rows of a cluster together: m the smallest, g and h sums weighted by exp(m - lse). */
-template <int D> DEVICE void restrict_pair(const backward_shared &m, int to, int child) {
-    float2 x = m.mh[child], y = m.mh[child + 1];
-    float least = fminf(x.x, y.x);
-    float wx = x.x == INFINITY ? 0 : power2(least - x.x);
-    float wy = y.x == INFINITY ? 0 : power2(least - y.x);
-    row_of<D> g = zeros<D>();
-    add(g, wx, get<D>(m.g, child)), add(g, wy, get<D>(m.g, child + 1));
-    set<D>(m.g, to, g);
-    m.mh[to] = make_float2(least, wx * x.y + wy * y.y);
-}
+/* As queries: sum and number of the valid ones (query first: the first one and where it is); m the
+ * smallest lse, h and g sums weighted by exp(m - lse). */
+template <int D> struct query_node {
+    row_of<D> q, g;
+    float count, m, h;
+};
 
 template <int D>
-DEVICE void fold_pair(const backward_shared &m, const hti_cuda_args &a, const sequence &s, int to,
-                      int child) {
-    float n0 = m.n[child], n1 = m.n[child + 1];
-    float c0 = count_at(m, a, s, child), c1 = count_at(m, a, s, child + 1);
-    row_of<D> q0 = get<D>(m.q, child), q1 = get<D>(m.q, child + 1);
-    set<D>(m.k, to, mean(get<D>(m.k, child), get<D>(m.k, child + 1), n0, n1));
-    set<D>(m.v, to, mean(get<D>(m.v, child), get<D>(m.v, child + 1), n0, n1));
-    m.n[to] = n0 + n1;
-    if (a.query == HT_QUERY_FIRST) {
-        set<D>(m.q, to, c0 >= 0 ? q0 : q1);
-        m.count[to - s.at[1]] = c0 >= 0 ? c0 : c1;
-    } else {
-        set<D>(m.q, to, mean(q0, q1, c0, c1));
-        m.count[to - s.at[1]] = c0 + c1;
+DEVICE void load_keys(const backward_shared &m, const hti_cuda_args &a, const sequence &s, int c) {
+    enum { ROWS = owned<D>::ROWS };
+    key_node<D> x[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        bool valid = takes_part(a.key_mask, s.p, c + r);
+        x[r].k = valid ? fetch<D>(tensor_row<const bf16>(a.k, a, s.p, s.head, c + r)) : zeros<D>();
+        x[r].v = valid ? fetch<D>(tensor_row<const bf16>(a.v, a, s.p, s.head, c + r)) : zeros<D>();
+        x[r].n = valid ? 1.0f : 0.0f;
     }
-    restrict_pair<D>(m, to, child);
+    auto join = [](const key_node<D> &x, const key_node<D> &y) {
+        return key_node<D>{sum_of(x.k, y.k), sum_of(x.v, y.v), x.n + y.n};
+    };
+    auto keep = [&](int level, int c, const key_node<D> &x) {
+        int place = s.at[level] + c;
+        if (place >= s.at[level + 1]) return;
+        float share = share_of(x.n);
+        set<D>(m.k, place, times(x.k, share)), set<D>(m.v, place, times(x.v, share));
+        m.n[place] = log2f(x.n);
+    };
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) keep(0, c + r, x[r]);
+    fold_rows<D>(x, c, s.levels, join, keep);
 }
 
+/* A row's numbers; it takes no part if it is masked or saw no key. */
+template <int D>
+DEVICE query_node<D> load_query(const hti_cuda_args &a, const sequence &s, int row) {
+    bool valid = takes_part(a.query_mask, s.p, row);
+    float lse = valid ? a.saved[s.head * a.rows + s.p.start + row] : -INFINITY;
+    query_node<D> x = {zeros<D>(), zeros<D>(), 0, INFINITY, 0};
+    x.count = a.query == HT_QUERY_FIRST ? (valid ? (float)row : -1) : valid ? 1 : 0;
+    if (!valid) return x;
+    x.q = times(fetch<D>(tensor_row<const bf16>(a.q, a, s.p, s.head, row)), a.scale * HTI_LOG2E);
+    row_of<D> g = fetch<D>(tensor_row<const bf16>(a.dout, a, s.p, s.head, row));
+    row_of<D> z = fetch<D>(tensor_row<const bf16>(a.out, a, s.p, s.head, row));
+    if (lse == -INFINITY) return x;
+    x.g = g, x.m = lse * HTI_LOG2E, x.h = dot(g, z, 0);
+    if (a.dlse.data) x.h -= *tensor_row<const float>(a.dlse, a, s.p, s.head, row);
+    return x;
+}
+
+template <int D>
+DEVICE void load_queries(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
+                         int c) {
+    enum { ROWS = owned<D>::ROWS };
+    bool mean = a.query == HT_QUERY_MEAN;
+    query_node<D> x[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) x[r] = load_query<D>(a, s, c + r);
+    auto join = [&](const query_node<D> &x, const query_node<D> &y) {
+        query_node<D> z;
+        z.m = fminf(x.m, y.m);
+        float wx = x.m == INFINITY ? 0 : power2(z.m - x.m);
+        float wy = y.m == INFINITY ? 0 : power2(z.m - y.m);
+        z.h = wx * x.h + wy * y.h;
+        z.g = times(x.g, wx);
+        add(z.g, wy, y.g);
+        z.q = mean ? sum_of(x.q, y.q) : x.count >= 0 ? x.q : y.q;
+        z.count = mean ? x.count + y.count : x.count >= 0 ? x.count : y.count;
+        return z;
+    };
+    auto keep = [&](int level, int c, const query_node<D> &x) {
+        int place = s.at[level] + c;
+        if (place >= s.at[level + 1]) return;
+        float share = level && mean ? share_of(x.count) : 1;
+        /* what takes no part may hold NaN */
+        set<D>(m.q, place, x.m == INFINITY ? zeros<D>() : times(x.q, share));
+        set<D>(m.g, place, x.g);
+        m.mh[place] = make_float2(x.m, x.h);
+        if (level) m.count[place - s.at[1]] = x.count;
+    };
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) keep(0, c + r, x[r]);
+    fold_rows<D>(x, c, s.levels, join, keep);
+}
+
+/* One half of the threads brings keys and values, the other what queries have. */
 template <int D>
 DEVICE void load_sequence(const backward_shared &m, const hti_cuda_args &a, const sequence &s) {
-    for (int r = (int)threadIdx.x; r < s.at[1]; r += (int)blockDim.x) load_row<D>(m, a, s, r);
-    __syncthreads();
-    fold_levels(s, m.n, [&](int, int to, int child, bool there) {
-        if (there) {
-            fold_pair<D>(m, a, s, to, child);
-            return;
-        }
-        set<D>(m.k, to, zeros<D>()), set<D>(m.v, to, zeros<D>());
-        set<D>(m.q, to, zeros<D>()), set<D>(m.g, to, zeros<D>());
-        m.n[to] = 0, m.mh[to] = make_float2(INFINITY, 0);
-        m.count[to - s.at[1]] = a.query == HT_QUERY_FIRST ? -1 : 0;
-    });
-    for (int i = (int)threadIdx.x; i < s.at[s.levels]; i += (int)blockDim.x) {
-        if (a.row_keeps && i < s.p.length) m.row_keeps[i] = row_keeps_of(a, s)[i];
-        if (a.row_keeps && i >= s.at[1])
-            m.cluster_keeps[i - s.at[1]] = cluster_keeps_of(a, s)[i - s.at[1]];
-        if (m.mh[i].x == INFINITY) set<D>(m.q, i, zeros<D>()); /* it may hold NaN */
+    enum { ROWS = owned<D>::ROWS };
+    int end = rows_to_fold(s, 32 * ROWS), t = (int)threadIdx.x % HALF;
+    for (int c = t * ROWS; c < end; c += HALF * ROWS) {
+        if (threadIdx.x < HALF)
+            load_keys<D>(m, a, s, c);
+        else
+            load_queries<D>(m, a, s, c);
+    }
+    if (a.row_keeps) {
+        for (int i = (int)threadIdx.x; i < s.p.length; i += BACKWARD_THREADS)
+            m.row_keeps[i] = row_keeps_of(a, s)[i];
+        for (int i = (int)threadIdx.x; i < s.at[s.levels] - s.at[1]; i += BACKWARD_THREADS)
+            m.cluster_keeps[i] = cluster_keeps_of(a, s)[i];
     }
     __syncthreads();
 }
@@ -146,14 +175,13 @@ template <int D, int MODE>
 DEVICE void dq_chunk(rows_of<D> &dq, const backward_shared &m, const rows_of<D> &q,
                      const rows_of<D> &g, const float2 *mh, int j, const unsigned *sees,
                      const unsigned *keeps, float keep) {
-    float n[CHUNK];
-    *(float4 *)n = *(const float4 *)(m.n + j), *(float4 *)(n + 4) = *(const float4 *)(m.n + j + 4);
+    row_of<CHUNK> n = get<CHUNK>(m.n + j, 0);
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) {
         row_of<D> k = get<D>(m.k, j + i), v = get<D>(m.v, j + i);
 #pragma unroll
         for (int r = 0; r < owned<D>::ROWS; r++) {
-            float p = power2(dot(q.r[r], k, n[i] - mh[r].x)), dp = dot(g.r[r], v, 0);
+            float p = power2(dot(q.r[r], k, n.x[i] - mh[r].x)), dp = dot(g.r[r], v, 0);
             if (MODE != PLAIN) dp = keeps[r] >> i & 1 ? dp * keep : 0;
             if (MODE != CAUSAL || sees[r] >> i & 1) add(dq.r[r], p * (dp - mh[r].y), k);
         }
@@ -272,8 +300,6 @@ DEVICE void add_queries(row_of<D> &dq, const backward_shared &m, const hti_cuda_
 }
 
 /* ---- the kernel: one half of the threads owns queries, the other keys ---- */
-
-enum { BACKWARD_THREADS = 512, HALF = BACKWARD_THREADS / 2 };
 
 template <int D, int MODE>
 DEVICE void coarse_rows(const backward_shared &m, const hti_cuda_args &a, const sequence &s) {

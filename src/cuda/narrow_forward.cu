@@ -9,8 +9,8 @@ enum { FORWARD_THREADS = 256 };
 
 struct forward_shared {
     float *k, *v, *n; /* [places] keys, values; valid rows, later their log2 */
-    float *q, *count; /* [coarse places] queries, later numerators; their valid rows ... */
-    float *max, *sum; /* ... */
+    float *q;         /* [coarse places] queries, later numerators ... */
+    float *max, *sum; /* ... of sum, relative to max */
     int *at;
     int bytes;
 };
@@ -23,7 +23,6 @@ HTI_FN forward_shared forward_layout(float *base, int dim, int length, int level
     s.v = base + used, used += all * dim;
     s.q = base + used, used += coarse * dim;
     s.n = base + used, used += all;
-    s.count = base + used, used += coarse;
     s.max = base + used, used += coarse;
     s.sum = base + used, used += coarse;
     s.at = (int *)(base + used), used += NARROW_LEVELS + 1;
@@ -31,39 +30,58 @@ HTI_FN forward_shared forward_layout(float *base, int dim, int length, int level
     return s;
 }
 
+/* Rows of a cluster: sums over the valid ones, and how many there are. Query first: the first valid
+ * row instead of a sum. */
+template <int D> struct node {
+    row_of<D> k, v, q;
+    float keys, queries;
+};
+
+template <int D>
+DEVICE node<D> load_node(const hti_cuda_args &a, const sequence &s, int row, bool coarse) {
+    bool key = takes_part(a.key_mask, s.p, row);
+    bool query = coarse && takes_part(a.query_mask, s.p, row);
+    node<D> x;
+    x.k = key ? fetch<D>(tensor_row<const bf16>(a.k, a, s.p, s.head, row)) : zeros<D>();
+    x.v = key ? fetch<D>(tensor_row<const bf16>(a.v, a, s.p, s.head, row)) : zeros<D>();
+    x.q = query ? fetch<D>(tensor_row<const bf16>(a.q, a, s.p, s.head, row)) : zeros<D>();
+    x.keys = key ? 1.0f : 0.0f, x.queries = query ? 1.0f : 0.0f;
+    return x;
+}
+
 /* Level 0 of keys and values; the other levels of all three. */
 template <int D>
 DEVICE void load_sequence(const forward_shared &m, const hti_cuda_args &a, const sequence &s) {
-    const place &p = s.p;
-    for (int r = (int)threadIdx.x; r < s.at[1]; r += FORWARD_THREADS) {
-        bool valid = takes_part(a.key_mask, p, r);
-        set<D>(m.k, r, valid ? fetch<D>(tensor_row<const bf16>(a.k, a, p, s.head, r)) : zeros<D>());
-        set<D>(m.v, r, valid ? fetch<D>(tensor_row<const bf16>(a.v, a, p, s.head, r)) : zeros<D>());
-        m.n[r] = valid ? 1.0f : 0.0f;
-    }
-    auto query = [&](int level, int child, float *count) {
-        int base = s.at[1];
-        if (level > 0) {
-            *count = m.count[child - base];
-            return get<D>(m.q, child - base);
-        }
-        bool valid = takes_part(a.query_mask, p, child);
-        *count = valid ? 1.0f : 0.0f;
-        return valid ? fetch<D>(tensor_row<const bf16>(a.q, a, p, s.head, child)) : zeros<D>();
+    enum { ROWS = owned<D>::ROWS };
+    bool mean = a.query == HT_QUERY_MEAN;
+    auto join = [&](const node<D> &x, const node<D> &y) {
+        node<D> z = {sum_of(x.k, y.k), sum_of(x.v, y.v), x.queries > 0 ? x.q : y.q, x.keys + y.keys,
+                     x.queries + y.queries};
+        if (mean) z.q = sum_of(x.q, y.q);
+        return z;
     };
-    __syncthreads();
-    fold_levels(s, m.n, [&](int level, int to, int child, bool there) {
-        float n0 = there ? m.n[child] : 0, n1 = there ? m.n[child + 1] : 0, c0 = 0, c1 = 0;
-        row_of<D> k = zeros<D>(), v = k, q = k;
-        if (there) {
-            k = mean(get<D>(m.k, child), get<D>(m.k, child + 1), n0, n1);
-            v = mean(get<D>(m.v, child), get<D>(m.v, child + 1), n0, n1);
-            row_of<D> q0 = query(level - 1, child, &c0), q1 = query(level - 1, child + 1, &c1);
-            q = a.query == HT_QUERY_MEAN ? mean(q0, q1, c0, c1) : c0 > 0 ? q0 : q1;
+    auto keep = [&](int level, int c, const node<D> &x) {
+        int place = s.at[level] + c, coarse = place - s.at[1];
+        if (place >= s.at[level + 1]) return;
+        float share = share_of(x.keys);
+        set<D>(m.k, place, times(x.k, share)), set<D>(m.v, place, times(x.v, share));
+        set<D>(m.q, coarse, times(x.q, mean ? share_of(x.queries) : 1));
+        m.n[place] = log2f(x.keys);
+    };
+    int end = rows_to_fold(s, 32 * ROWS);
+    for (int c = (int)threadIdx.x * ROWS; c < end; c += FORWARD_THREADS * ROWS) {
+        node<D> x[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) x[r] = load_node<D>(a, s, c + r, s.levels > 1);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            if (c + r >= s.at[1]) continue;
+            set<D>(m.k, c + r, x[r].k), set<D>(m.v, c + r, x[r].v);
+            m.n[c + r] = x[r].keys > 0 ? 0 : -INFINITY;
         }
-        set<D>(m.k, to, k), set<D>(m.v, to, v), set<D>(m.q, to - s.at[1], q);
-        m.n[to] = n0 + n1, m.count[to - s.at[1]] = c0 + c1;
-    });
+        fold_rows<D>(x, c, s.levels, join, keep);
+    }
+    __syncthreads();
 }
 
 /* Softmax over what a thread's rows have seen so far. */
@@ -106,14 +124,14 @@ template <int D, int MODE>
 DEVICE void attend_chunk(state<D> &t, const forward_shared &m, const row_of<D> *q, int j,
                          const unsigned *sees, const unsigned *keeps) {
     enum { ROWS = owned<D>::ROWS };
-    float x[ROWS][CHUNK], n[CHUNK];
-    *(float4 *)n = *(const float4 *)(m.n + j), *(float4 *)(n + 4) = *(const float4 *)(m.n + j + 4);
+    float x[ROWS][CHUNK];
+    row_of<CHUNK> n = get<CHUNK>(m.n + j, 0);
 #pragma unroll
     for (int i = 0; i < CHUNK; i++) {
         row_of<D> k = get<D>(m.k, j + i);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            x[r][i] = dot(q[r], k, n[i]);
+            x[r][i] = dot(q[r], k, n.x[i]);
             if (MODE == CAUSAL && !(sees[r] >> i & 1)) x[r][i] = -INFINITY;
         }
     }
@@ -265,8 +283,8 @@ int hti_narrow_takes(const hti_cuda_backend *cuda, const hti_attention_call *c) 
         d->block % (2 * CHUNK) != 0 || c->length > 8192 || c->sequences * d->q_heads > INT32_MAX)
         return 0;
     int levels = d->kind == HT_HIERARCHICAL ? hti_levels(c->length, d->block) : 1;
-    return levels < NARROW_LEVELS && hti_aligned(c->q, dim) && hti_aligned(c->k, dim) &&
-           hti_aligned(c->v, dim) && hti_aligned(c->out, dim) &&
+    return levels <= (dim == 4 ? most_levels<4>() : most_levels<8>()) && hti_aligned(c->q, dim) &&
+           hti_aligned(c->k, dim) && hti_aligned(c->v, dim) && hti_aligned(c->out, dim) &&
            hti_narrow_backward_shared((int)dim, (int)c->length, levels) <=
                (size_t)cuda->shared_bytes;
 }

@@ -21,7 +21,7 @@ static int all_within(const int32_t *x, int64_t count, int64_t least, int64_t mo
     return count == 0 || top < range;
 }
 
-static ht_status check_tokens(const hti_net *n, const ht_batch *b) {
+ht_status hti_batch_check_tokens(const hti_net *n, const ht_batch *b) {
     const ht_config *c = n->c;
     int64_t total = b->cu_seqlens[b->sequences];
     int good = all_within(b->tokens, total, 0, c->vocab);
@@ -64,12 +64,12 @@ ht_status hti_batch_check(const hti_net *n, const ht_batch *b) {
     CHECK(n->ctx, b->cu_seqlens[b->sequences] + hti_config_has_cls(c) * b->sequences <= n->max_rows,
           HT_INVALID, "a batch must have at most %lld rows, got %lld", (long long)n->max_rows,
           (long long)b->cu_seqlens[b->sequences] + hti_config_has_cls(c) * b->sequences);
-    return check_tokens(n, b);
+    return HT_OK;
 }
 
 /* Rows of sequence i of the batch (none: i is beyond it) from row `at` on; returns how many are
- * used. */
-static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t at) {
+ * used. masked: some row of the batch is, so all of them need their mask. */
+static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t at, int masked) {
     const ht_config *c = n->c;
     int64_t cls = hti_config_has_cls(c), have = i < b->sequences,
             first = have ? b->cu_seqlens[i] : 0;
@@ -78,13 +78,15 @@ static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t 
     int32_t *row = n->tokens_host + at, *target = n->targets_host + at;
     uint8_t *mask = n->mask_host + at;
     if (skip) row[0] = -1;
-    memcpy(row + skip, b->tokens + first, sizeof *row * (size_t)tokens);
-    memset(row + rows, 0, sizeof *row * (size_t)(end - rows));
+    if (n->tokens_from == n->tokens_host) {
+        memcpy(row + skip, b->tokens + first, sizeof *row * (size_t)tokens);
+        memset(row + rows, 0, sizeof *row * (size_t)(end - rows));
+    }
     if (!n->placed || !n->fixed)
         for (int64_t k = 0; k < end; k++) n->positions_host[at + k] = (int32_t)k;
     if (c->mask_zero)
         for (int64_t k = 0; k < rows; k++) mask[k] = row[k] != 0;
-    else
+    else if (masked)
         memset(mask, 1, (size_t)rows);
     memset(mask + rows, 0, (size_t)(end - rows));
     if (hti_config_by_token(c)) {
@@ -107,11 +109,16 @@ static int pays_to_fix(const hti_net *n, const ht_batch *b) {
 
 void hti_batch_stage(hti_net *n, const ht_batch *b) {
     const ht_config *c = n->c;
+    int64_t rows = b->cu_seqlens[b->sequences] + hti_config_has_cls(c) * b->sequences;
     n->fixed = pays_to_fix(n, b);
     int64_t sequences = n->fixed ? n->max_sequences : b->sequences, at = 0, longest = 0;
+    int masked = c->mask_zero || (n->fixed && rows < n->max_sequences * n->max_length);
+    /* rows are the caller's tokens as they are: nothing to put together while the device waits */
+    int ready = !masked && !hti_config_has_cls(c) && c->task != HT_TASK_DENOISE;
+    n->tokens_from = ready ? b->tokens : n->tokens_host;
     n->cu_host[0] = 0;
     for (int64_t i = 0; i < sequences; i++) {
-        int64_t used = stage_sequence(n, b, i, at);
+        int64_t used = stage_sequence(n, b, i, at, masked);
         at += used;
         if (used > longest) longest = used;
         n->cu_host[i + 1] = (int32_t)at;
@@ -128,6 +135,6 @@ void hti_batch_stage(hti_net *n, const ht_batch *b) {
     n->rows.sequences = sequences;
     n->rows.length = longest;
     n->rows.cu_seqlens = n->fixed ? NULL : n->cu_host;
-    n->rows.mask = memchr(n->mask_host, 0, (size_t)at) ? n->mask : NULL;
+    n->rows.mask = masked && memchr(n->mask_host, 0, (size_t)at) ? n->mask : NULL;
     n->rows.positions = n->positions;
 }

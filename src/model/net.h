@@ -39,6 +39,7 @@ typedef struct hti_net {
     /* the batch: host staging and its device copies */
     int32_t *tokens_host, *positions_host, *targets_host, *start_host, *count_host, *cu_host;
     uint8_t *mask_host;
+    const int32_t *tokens_from; /* tokens_host, or the caller's where they need no changes */
     int32_t *tokens, *positions, *targets, *start, *count;
     uint8_t *mask;
     void *fixed_positions,
@@ -72,7 +73,8 @@ void hti_model_attention(ht_attention_desc *out, const ht_model *model);
 void hti_model_point(hti_layer_weights *out, const ht_model *model);
 
 /* batch.c: parts of load. */
-ht_status hti_batch_check(const hti_net *net, const ht_batch *batch);
+ht_status hti_batch_check(const hti_net *net, const ht_batch *batch); /* all but the tokens */
+ht_status hti_batch_check_tokens(const hti_net *net, const ht_batch *batch);
 void hti_batch_stage(hti_net *net, const ht_batch *batch);
 
 #endif

@@ -291,13 +291,14 @@ ht_status hti_net_load(hti_net *n, const ht_batch *batch) {
     TRY(hti_batch_check(n, batch));
     hti_batch_stage(n, batch);
     size_t rows = (size_t)n->rows.rows, seqs = (size_t)n->rows.sequences;
-    TRY(ops->copy_in(n->ctx, n->tokens, n->tokens_host, rows * sizeof *n->tokens));
+    TRY(ops->copy_in(n->ctx, n->tokens, n->tokens_from, rows * sizeof *n->tokens));
     if (!n->placed || !n->fixed) /* else they are what they were */
         TRY(ops->copy_in(n->ctx, n->positions, n->positions_host, rows * sizeof *n->positions));
     n->placed = n->fixed;
     if (n->rows.mask) TRY(ops->copy_in(n->ctx, n->mask, n->mask_host, rows));
     TRY(ops->copy_in(n->ctx, n->start, n->start_host, seqs * sizeof *n->start));
     TRY(ops->copy_in(n->ctx, n->count, n->count_host, seqs * sizeof *n->count));
-    return ops->copy_in(n->ctx, n->targets, n->targets_host,
-                        (size_t)n->target_rows * sizeof *n->targets);
+    TRY(ops->copy_in(n->ctx, n->targets, n->targets_host,
+                     (size_t)n->target_rows * sizeof *n->targets));
+    return hti_batch_check_tokens(n, batch); /* while they travel; nothing has looked at them yet */
 }
