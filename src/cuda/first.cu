@@ -267,7 +267,7 @@ DEVICE void soften(const first_shared &s, const first_args &a, const worker &w, 
 extern __shared__ float4 hti_shared[];
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS) first_forward(const first_args a) {
+static __global__ void __launch_bounds__(THREADS, 2) first_forward(const first_args a) {
     enum { N = 16 / sizeof(T) };
     worker w = find_worker<T>(a);
     first_shared s = layout_of((float *)hti_shared, a, 0);
@@ -397,7 +397,7 @@ DEVICE void query_gradients(const first_shared &s, const first_args &a, const wo
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS) first_backward(const first_args a) {
+static __global__ void __launch_bounds__(THREADS, 2) first_backward(const first_args a) {
     enum { N = 16 / sizeof(T) };
     worker w = find_worker<T>(a);
     first_shared s = layout_of((float *)hti_shared, a, 1);

@@ -1,12 +1,12 @@
 /*
  * Embedding. Backward adds up rows of one token (or one position) without atomics: row numbers are
- * sorted by token, thread blocks add up chunks of the sorted list, and a run of one token that
- * crosses chunks is put together by a second kernel. This is as fast for ten tokens as for ten
+ * sorted by token, threads add up chunks of the sorted list, and a run of one token that crosses
+ * chunks is put together by a second kernel. This is as fast for ten tokens as for ten
  * thousand.
  */
 #include "cuda/model.h"
 
-enum { THREADS = 256, CHUNK = 128, AHEAD = 4 };
+enum { THREADS = 256, CHUNK = 32, AHEAD = 4 };
 
 /* ---- forward ---- */
 
@@ -72,6 +72,7 @@ struct gather_args {
     float *table, *last; /* gradients of key k: table[k]; of key limit - 1, if last: last */
     float *partial;      /* [chunks][2][width]: of a run that came in, of one that goes on */
     uint32_t across;     /* threads of a chunk, a power of two */
+    int by_key;          /* second kernel: a thread block per key, else per chunk */
 };
 
 DEVICE float *home(const gather_args &a, uint32_t key) {
@@ -124,12 +125,12 @@ static __global__ void __launch_bounds__(THREADS) gather_chunks(const gather_arg
 
 enum { ACROSS = 32, DOWN = 32 };
 
-/* The first entry whose key is larger than `key`. */
-DEVICE uint32_t end_of(const gather_args &a, uint32_t key) {
+/* The first entry whose key is at least `key`. */
+DEVICE uint32_t begin_of(const gather_args &a, uint32_t key) {
     uint32_t low = 0, high = a.count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (a.key[middle] <= key)
+        if (a.key[middle] < key)
             low = middle + 1;
         else
             high = middle;
@@ -137,21 +138,36 @@ DEVICE uint32_t end_of(const gather_args &a, uint32_t key) {
     return low;
 }
 
-/* Puts together the run that begins in chunk blockIdx.x and goes on in the next. */
+/* Chunks first ... last of a run that goes over more than one: that of key `number` where there are
+ * few keys, else the one that begins in chunk `number`. False: there is none. */
+DEVICE bool find_run(uint2 *chunks, uint32_t *key, const gather_args &a, uint32_t number) {
+    __shared__ uint32_t bound[2];
+    uint32_t next = (number + 1) * CHUNK;
+    *key = number;
+    if (!a.by_key) {
+        if (next >= a.count || a.key[next] != a.key[next - 1]) return false;
+        *key = a.key[next - 1];
+        if (number > 0 && a.key[number * CHUNK - 1] == *key) return false; /* it began before */
+    }
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 64)
+        bound[threadIdx.x / 32] = begin_of(a, *key + threadIdx.x / 32);
+    __syncthreads();
+    *chunks = make_uint2(bound[0] / CHUNK, bound[1] > bound[0] ? (bound[1] - 1) / CHUNK : 0);
+    return chunks->y > chunks->x;
+}
+
 static __global__ void __launch_bounds__(ACROSS *DOWN) gather_runs(const gather_args a) {
     __shared__ float sums[DOWN][ACROSS];
-    uint32_t chunk = blockIdx.x, next = (chunk + 1) * CHUNK;
-    if (next >= a.count) return;
-    uint32_t key = a.key[next - 1];
-    if (a.key[next] != key) return;
-    if (chunk > 0 && a.key[chunk * CHUNK - 1] == key) return; /* it began before */
-    uint32_t last = (end_of(a, key) - 1) / CHUNK;
+    uint2 run;
+    uint32_t key;
+    if (!find_run(&run, &key, a, blockIdx.x)) return;
     int x = threadIdx.x % ACROSS, y = threadIdx.x / ACROSS;
     int c = (int)blockIdx.y * ACROSS + x;
     float sum = 0;
     if (c < a.width)
-        for (uint32_t k = chunk + y; k <= last; k += DOWN)
-            sum += a.partial[((int64_t)k * 2 + (k == chunk ? 1 : 0)) * a.width + c];
+#pragma unroll 8
+        for (uint32_t k = run.x + y; k <= run.y; k += DOWN)
+            sum += a.partial[((int64_t)k * 2 + (k == run.x ? 1 : 0)) * a.width + c];
     sums[y][x] = sum;
     __syncthreads();
     if (y || c >= a.width) return;
@@ -165,7 +181,8 @@ template <typename T, int N> static ht_status run_gather(ht_context *ctx, gather
     dim3 grid((unsigned)hti_ceil(a.chunks, THREADS / a.across),
               (unsigned)hti_ceil(vectors, a.across));
     TRY(hti_cuda_launch(ctx, gather_chunks<T, N>, "gathering gradients", grid, THREADS, 0, a));
-    grid = dim3(a.chunks, (unsigned)hti_ceil(a.width, ACROSS));
+    a.by_key = a.limit < a.chunks;
+    grid = dim3(a.by_key ? a.limit : a.chunks, (unsigned)hti_ceil(a.width, ACROSS));
     return hti_cuda_launch(ctx, gather_runs, "gathering gradients", grid, ACROSS * DOWN, 0, a);
 }
 

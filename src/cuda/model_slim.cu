@@ -131,10 +131,13 @@ static __global__ void __launch_bounds__(THREADS, 2) slim_forward(const slim_arg
         bias[i] = a.bias ? __bfloat162float(a.bias[t * (OUT / 4) + i]) : 0;
     int64_t step = (int64_t)gridDim.x * WARPS * ROWS;
     int64_t first = ((int64_t)blockIdx.x * WARPS + threadIdx.x / 32) * ROWS;
+    uint32_t next[2][IN / 8], x[2][IN / 8];
+    load_tile<IN>(next, a.x, first + g, a.rows, t);
     for (int64_t r = first; r < a.rows; r += step) {
-        uint32_t x[2][IN / 8];
         float c[OUT / 8][4] = {};
-        load_tile<IN>(x, a.x, r + g, a.rows, t);
+#pragma unroll
+        for (int i = 0; i < IN / 4; i++) x[i % 2][i / 2] = next[i % 2][i / 2];
+        load_tile<IN>(next, a.x, r + step + g, a.rows, t); /* on its way while this one is used */
 #pragma unroll
         for (int s = 0; s < IN / 16; s++)
 #pragma unroll
@@ -155,18 +158,18 @@ static __global__ void __launch_bounds__(THREADS, 2) slim_forward(const slim_arg
 
 /* One row of dx through dropout and activation of the layer before; adds to its column sums. */
 template <int IN>
-DEVICE void finish_dx(const slim_args &a, float *x, float *sums, int64_t row, int t) {
+DEVICE void finish_dx(const slim_args &a, float *x, float *sums, const uint32_t (&pre)[IN / 8],
+                      int64_t row, int t) {
     int64_t at = row * IN + t * (IN / 4);
     uint32_t p[IN / 8];
     if (a.activation != HTI_LINEAR) {
-        load_pairs<IN>(p, a.before_pre + at);
 #pragma unroll
         for (int i = 0; i < IN / 4; i++) x[i] = as_stored(x[i], (const bf16 *)nullptr);
         if (a.drop.threshold) drop_columns<IN>(x, a.drop, row, t);
 #pragma unroll
         for (int i = 0; i < IN / 8; i++) {
-            x[2 * i] *= slope<bf16>(low_half(p[i]), a.activation);
-            x[2 * i + 1] *= slope<bf16>(high_half(p[i]), a.activation);
+            x[2 * i] *= slope<bf16>(low_half(pre[i]), a.activation);
+            x[2 * i + 1] *= slope<bf16>(high_half(pre[i]), a.activation);
         }
     }
 #pragma unroll
@@ -240,10 +243,11 @@ static __global__ void __launch_bounds__(THREADS, IN *OUT <= 1536 ? 2 : 1)
     int64_t step = (int64_t)gridDim.x * WARPS * ROWS;
     int64_t first = ((int64_t)blockIdx.x * WARPS + threadIdx.x / 32) * ROWS;
     for (int64_t r = first; r < a.rows; r += step) {
-        uint32_t x[2][IN / 8], dy[2][OUT / 8];
+        uint32_t x[2][IN / 8], dy[2][OUT / 8], pre[2][IN / 8];
         float c[IN / 8][4] = {};
         load_tile<OUT>(dy, a.dy, r + g, a.rows, t);
         load_tile<IN>(x, a.x, r + g, a.rows, t);
+        if (a.activation != HTI_LINEAR) load_tile<IN>(pre, a.before_pre, r + g, a.rows, t);
 #pragma unroll
         for (int s = 0; s < OUT / 16; s++)
 #pragma unroll
@@ -268,7 +272,7 @@ static __global__ void __launch_bounds__(THREADS, IN *OUT <= 1536 ? 2 : 1)
             float d[IN / 4];
 #pragma unroll
             for (int i = 0; i < IN / 4; i++) d[i] = c[i / 2][2 * h + i % 2];
-            if (r + g + 8 * h < a.rows) finish_dx<IN>(a, d, sums, r + g + 8 * h, t);
+            if (r + g + 8 * h < a.rows) finish_dx<IN>(a, d, sums, pre[h], r + g + 8 * h, t);
         }
     }
     keep_weights<IN, OUT>(a, dw);
