@@ -138,13 +138,20 @@ static size_t layout_starts(hti_cuda_args *a, void *base) {
     return carved(&c);
 }
 
+static void need_starts(const ht_attention_desc *desc, ht_attention_need *need) {
+    hti_cuda_args a;
+    set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
+    size_t bytes = layout_starts(&a, NULL);
+    at_least(&need->scratch_forward, bytes);
+    at_least(&need->scratch_backward, bytes);
+}
+
 /* What the kernels for aligned tensors need, those that serve the plan. The tuned ones also need
  * more in saved. */
 static void need_tensor_cores(const ht_attention_desc *desc, ht_attention_need *need) {
     hti_cuda_args a;
     set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
-    at_least(&need->scratch_forward, layout_starts(&a, NULL));
-    at_least(&need->scratch_backward, layout_starts(&a, NULL));
+    need_starts(desc, need);
     at_least(&need->saved, hti_narrow_saved(desc));
     if (hti_tile_plans(desc)) {
         at_least(&need->scratch_forward, hti_tile_scratch(a, desc->has_bias, 0));
@@ -176,8 +183,9 @@ void hti_cuda_attention_need_aligned(const ht_context *ctx, const ht_attention_d
     call.desc = desc, call.sequences = desc->max_sequences;
     hti_cuda_attention_need(ctx, desc, need);
     if (hti_hier_takes(hti_cuda_of(ctx), &call) && hti_hier_takes_backward(&call)) {
-        need->scratch_forward = need->scratch_backward = 0;
-        need_tensor_cores(desc, need);
+        need->scratch_forward = hti_hier_forward_scratch(desc);
+        need->scratch_backward = hti_hier_backward_scratch(desc);
+        need_starts(desc, need);
         return;
     }
     call.rows = desc->max_rows;
