@@ -282,6 +282,15 @@ static __device__ __forceinline__ void find_tile(walk_tile &w, uint32_t ring, ui
     w.edge = chunk == 0 || chunk == g.chunks - 1 || w.ragged;
 }
 
+/* Waits until a load has arrived; after: the load SLOTS after the last one waited for. They arrive in
+ * order, and a barrier tells a phase from the next one only: none of its phases may be left out. */
+static __device__ __forceinline__ void wait_load(uint32_t full, uint32_t &after, uint32_t load) {
+    for (; after < load; after += SLOTS)
+        barrier_wait(full + 8 * (after % SLOTS), after / SLOTS & 1);
+    barrier_wait(full + 8 * (load % SLOTS), load / SLOTS & 1);
+    after = load + SLOTS;
+}
+
 template <int MODE>
 static __device__ __forceinline__ void attend_all(uint32_t ring, uint32_t full, uint32_t done,
                                                   const walk_args &g, int team) {
@@ -303,6 +312,7 @@ static __device__ __forceinline__ void attend_all(uint32_t ring, uint32_t full, 
     start_walk(next.w, 0);
     next.at = team - TEAMS, next.before = -2;
     int row = 16 * w.warp + (lane >> 2), more = next_visit(next, g, row, t), seen = -1;
+    uint32_t arrived = 0;
     uint4 raw[4];
     results r;
     if (more) fetch_queries(raw, next, g, row);
@@ -315,7 +325,7 @@ static __device__ __forceinline__ void attend_all(uint32_t ring, uint32_t full, 
         uint32_t chunk = v.w.first + v.at;
         find_tile(w, ring, step, chunk, g);
         find_groups<MODE>(at, w);
-        barrier_wait(full + 8 * ((step + 2) % SLOTS), (step + 2) / SLOTS & 1);
+        wait_load(full, arrived, step + 2);
         float x[G::ALL][4], o[WALK_D / 8][4], m[2], sum[2];
         scores<MODE>(x, at, 0, G::FINE, q, l);
         if constexpr (G::COARSE != 0) {
