@@ -158,7 +158,14 @@ template <int MODE>
 static __device__ __forceinline__ void hide_unseen(float x[][4], const walk_tile &w, int lane) {
     using G = groups<MODE, 1>;
     int g = lane >> 2, t = lane & 3;
-    if (w.edge) {
+    if (w.edge && !w.ragged) { /* groups are there, or not, as a whole */
+#pragma unroll
+        for (int b = 0; b < G::ALL; b++) {
+            int c = first_cluster<MODE>(b, w), out = c < 0 || c << G::level(b) >= w.length;
+            hide(x[b], out, out);
+        }
+    }
+    if (w.ragged) {
 #pragma unroll
         for (int b = 0; b < G::ALL; b++) {
             int c = first_cluster<MODE>(b, w), level = G::level(b);
