@@ -335,4 +335,11 @@ void cases_whole(case_list *list, ht_dtype dtype) {
             cases_add(list, c);
         }
     }
+    for (size_t w = 0; w < 3; w++) { /* many short sequences: several for each multiprocessor */
+        test_case c = case_ways[w];
+        c.dtype = dtype, c.block = 16, c.length = 33 + 31 * (int64_t)(w % 2);
+        c.head_dim = c.value_dim = 64, c.q_heads = c.kv_heads = 4, c.batch = 110;
+        c.seed = 330 + (int64_t)w;
+        cases_add(list, c);
+    }
 }
