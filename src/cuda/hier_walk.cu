@@ -32,7 +32,8 @@ static __device__ __forceinline__ void find_loader(loader &l) {
     asm volatile("" : "+r"(l.at1[0]), "+r"(l.at1[1]), "+r"(l.at2)); /* once, not per use */
 }
 
-/* What is loaded, in order: the chunks of a stretch and one neighbour on either side. */
+/* What is loaded, in order: the chunks of a stretch and one neighbour on either side (the left one
+ * is there already if it is joined to the stretch before). */
 struct front {
     walk w;
     int at;                /* -1 ... count */
@@ -42,8 +43,8 @@ struct front {
 
 static __device__ __forceinline__ int next_load(front &f, const loader &l, const walk_args &g) {
     if (++f.at <= f.w.count) return 1;
-    f.at = -1;
     if (!next_stretch(f.w, g)) return 0;
+    f.at = f.w.joined - 1;
     int kv = g.a.group == 1 ? f.w.head : f.w.head / g.a.group;
     f.k = walk_row(g.a.fk, f.w.sequence, kv, 4 * l.quad) + 16 * l.ch;
     f.v = walk_row(g.a.fv, f.w.sequence, kv, 4 * l.quad) + 16 * l.ch;
@@ -87,8 +88,8 @@ struct back {
 
 static __device__ __forceinline__ int next_arrived(back &b, const loader &l, const walk_args &g) {
     if (++b.at <= b.w.count) return 1;
-    b.at = -1;
     if (!next_stretch(b.w, g)) return 0;
+    b.at = b.w.joined - 1;
     int kv = g.a.group == 1 ? b.w.head : b.w.head / g.a.group;
     b.tower = nullptr;
     if (g.a.stages == 1 || kv * g.a.group != b.w.head) return 1;
@@ -165,6 +166,7 @@ static __device__ __forceinline__ int next_visit(visits &v, const walk_args &g, 
     do {
         v.at -= v.w.count, v.before += v.w.count + 2;
         if (!next_stretch(v.w, g)) return 0;
+        v.before -= v.w.joined;
     } while (v.at >= v.w.count);
     v.q = walk_row(g.a.fq, v.w.sequence, v.w.head, row) + 16 * t;
     return 1;
@@ -282,8 +284,9 @@ static __device__ __forceinline__ void find_tile(walk_tile &w, uint32_t ring, ui
     w.edge = chunk == 0 || chunk == g.chunks - 1 || w.ragged;
 }
 
-/* Waits until a load has arrived; after: the load SLOTS after the last one waited for. They arrive in
- * order, and a barrier tells a phase from the next one only: none of its phases may be left out. */
+/* Waits until a load has arrived; after: the load SLOTS after the last one waited for. They arrive
+ * in order, and a barrier tells a phase from the next one only: none of its phases may be left out.
+ */
 static __device__ __forceinline__ void wait_load(uint32_t full, uint32_t &after, uint32_t load) {
     for (; after < load; after += SLOTS)
         barrier_wait(full + 8 * (after % SLOTS), after / SLOTS & 1);
@@ -349,7 +352,7 @@ static __device__ __forceinline__ void attend_all(uint32_t ring, uint32_t full, 
             barrier_arrive(done + 8 * (step % SLOTS));
             if (v.at == v.w.count - 1) { /* the last two are nobody's left neighbour */
                 barrier_arrive(done + 8 * ((step + 1) % SLOTS));
-                barrier_arrive(done + 8 * ((step + 2) % SLOTS));
+                if (v.w.at >= v.w.end) barrier_arrive(done + 8 * ((step + 2) % SLOTS));
             }
         }
         store_values(r.z + (uint64_t)chunk * (WALK_ROWS * 8 * a.fz.row), o, sum, 8 * a.fz.row,

@@ -25,13 +25,16 @@ struct walk_args {
 
 /* ---- who works on what ---- */
 
-/* A stretch is a run of chunks of one head of one sequence. */
+/* A stretch is a run of chunks of one head of one sequence. Where an item has two, one ends its
+ * sequence and the next begins one: they share the empty chunk between them. */
 struct walk {
     int item, at, end; /* chunks left of the item, counted over all sequences */
     int head, sequence, first, count;
+    int joined; /* to the stretch before */
 };
 
 static __device__ __forceinline__ int next_stretch(walk &w, const walk_args &g) {
+    w.joined = w.at < w.end;
     while (w.at >= w.end) {
         w.item += gridDim.x;
         if (w.item >= g.items) return 0;
