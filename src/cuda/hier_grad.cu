@@ -364,24 +364,33 @@ static void (*kernel_of(const hti_hier_args &a))(hti_hier_args) {
     return a.causal ? hier_grad_walk<1, 0> : hier_grad_walk<0, 0>;
 }
 
-int hti_hier_grad_takes(const ht_context *ctx, const hti_hier_args &a) {
+/* Whether this build has the kernels; all devices of capability 9.0 load the same ones. */
+static int has_kernels() {
     cudaFuncAttributes about;
+    return cudaFuncGetAttributes(&about, (const void *)hier_grad_walk<0, 1>) == cudaSuccess &&
+           about.maxThreadsPerBlock >= THREADS;
+}
+
+int hti_hier_grad_takes(const ht_context *ctx, const hti_hier_args &a) {
     int64_t whole = (int64_t)STEP << (3 * a.stage);
     if (hti_cuda_of(ctx)->capability != 90 || a.dim != D || a.local || a.cu || a.key_mask ||
         a.query_mask || a.length % whole != 0)
         return 0;
-    return cudaFuncGetAttributes(&about, (const void *)kernel_of(a)) == cudaSuccess &&
-           about.maxThreadsPerBlock >= THREADS;
+    static const int has = has_kernels(); /* asked once: it costs as much as a launch */
+    return has;
 }
 
-/* Walks per head: as many as keep the longest of them short, counting the way in. */
+/* Walks per head: as many as keep the longest of them short, counting the way in. For each number
+ * of rounds of the grid the most walks that they hold are looked at. */
 static int walks_of(int processors, int heads, int64_t total) {
-    int best = 1;
-    int64_t least = -1;
-    for (int n = 1; n <= total && n <= 4 * processors; n++) {
-        int64_t rounds = ((int64_t)n * heads + processors - 1) / processors,
-                spent = rounds * ((total + n - 1) / n + 3);
-        if (least < 0 || spent < least) least = spent, best = n;
+    int best = 1, fewest = (heads + processors - 1) / processors;
+    int64_t least = INT64_MAX;
+    for (int rounds = fewest; rounds < fewest + 32; rounds++) {
+        int64_t n = (int64_t)rounds * processors / heads, longest;
+        if (n > total) n = total;
+        longest = (total + n - 1) / n;
+        if (rounds * (longest + 3) >= least) continue;
+        least = rounds * (longest + 3), best = (int)n;
     }
     return best;
 }

@@ -144,9 +144,7 @@ static inline ht_status launch_chained(const ht_context *ctx, void (*kernel)(hti
     config.stream = hti_cuda_of(ctx)->stream;
     config.attrs = &early, config.numAttrs = 1;
     const void *entry = (const void *)kernel;
-    CUDA_TRY(ctx,
-             cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-             name);
+    TRY(hti_cuda_allow_shared(ctx, entry, name, shared));
     void *list[] = {(void *)&args};
     CUDA_TRY(ctx, cudaLaunchKernelExC(&config, entry, list), name);
     return HT_OK;
