@@ -488,9 +488,20 @@ static int walks_of(int processors, int heads, int64_t total) {
     return best;
 }
 
+/* Thread blocks of a stage. One with a step of work for each of them leaves those multiprocessors
+ * alone that the stage above, which still runs, has: none of its blocks is to come late. */
+static int blocks_of(const ht_context *ctx, const hti_hier_args &a, int stage) {
+    if (stage == a.stages) return 0;
+    int64_t rows = hti_clusters(a.length, 3 * stage), total = rows / STEP * a.sequences;
+    if (a.length % ((int64_t)STEP << (3 * stage)) != 0) /* not by these kernels */
+        return (int)((rows + 127) / 128) * a.sequences * a.q_heads;
+    int free = hti_cuda_of(ctx)->processors, above = blocks_of(ctx, a, stage + 1);
+    if (total * a.q_heads <= free && 2 * above <= free) free -= above;
+    return a.q_heads * walks_of(free, a.q_heads, total);
+}
+
 ht_status hti_hier_grad_run(ht_context *ctx, const hti_hier_args &a) {
-    int64_t total = hti_clusters(a.length, 3 * a.stage) / STEP * a.sequences;
-    dim3 grid(a.q_heads, walks_of(hti_cuda_of(ctx)->processors, a.q_heads, total));
+    dim3 grid(a.q_heads, blocks_of(ctx, a, a.stage) / a.q_heads);
     grad_args g;
     g.a = a;
     CHECK(ctx, describe_all(&g), HT_DEVICE, "%s cannot describe the tensors of backward",
