@@ -34,7 +34,8 @@ static __device__ __forceinline__ float weight(float m, float from) {
 
 /* 512 rows of one head: h of level 0; G, m, h of levels 3, 6 and 9. */
 template <int D> __global__ void __launch_bounds__(256, 4) hier_restrict(hti_hier_args a) {
-    extern __shared__ float sums[]; /* [SPAN3][D] G of level 3, then [SPAN3] m and [SPAN3] h */
+    /* [SPAN3][D] G of level 3, then [SPAN3] m and [SPAN3] h */
+    extern __shared__ __align__(16) float sums[];
     float *ms = sums + SPAN3 * D, *hs = ms + SPAN3;
     place p;
     int head = blockIdx.x;
@@ -52,6 +53,7 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_restrict(hti_hie
         int r3 = i / CH, ch = i % CH;
         int64_t row = p.first + 8 * r3;
         float g[8] = {0, 0, 0, 0, 0, 0, 0, 0}, m = HTI_POS_INF, h = 0, from[8];
+        float mine[8 / CH]; /* h of the rows that this lane writes */
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float x = row + j < p.length ? lse[row + j] : HTI_NEG_INF;
@@ -83,11 +85,15 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_restrict(hti_hie
                 if (dlse && from[two + j] < HTI_POS_INF)
                     dot -= dlse[(row + two + j) * a.dlse.row_stride];
                 h += w * dot;
-                if (ch == 0 && row + two + j < p.length) h0[row + two + j] = dot;
+                if ((two + j) % CH == ch) mine[(two + j) / CH] = dot;
             }
         }
 #pragma unroll
-        for (int c = 0; c < 8; c++) sums[r3 * D + 8 * ch + c] = g[c];
+        for (int k = 0; k < 8 / CH; k++)
+            if (row + k * CH + ch < p.length) h0[row + k * CH + ch] = mine[k];
+        float4 *to_sums = (float4 *)(sums + r3 * D + 8 * ch);
+        to_sums[0] = make_float4(g[0], g[1], g[2], g[3]);
+        to_sums[1] = make_float4(g[4], g[5], g[6], g[7]);
         if (ch == 0) ms[r3] = m, hs[r3] = h;
         if (climbs && row < p.length) {
             int64_t to = head * a.tower[1] + hti_tower_at(a, 3, p.sequence, p.start) + row / 8;

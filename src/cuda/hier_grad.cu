@@ -341,18 +341,20 @@ static __device__ __forceinline__ void work_rows(ring &r, const grad_args &args,
             x[c][0] = x[c][1] = x[c][2] = x[c][3] = 0;
             v[c][0] = v[c][1] = v[c][2] = v[c][3] = 0;
         }
-        if (ROLE == DQ && lane == 0) tiles_read();
-        step_begins();
         rows_wait(r, i + 1);
         grad_level<ROLE, CAUSAL, BASE, 0>(x, v, p2, ds2, s, r, fine, to, a, lane);
 #pragma unroll 1 /* a loop, which the compiler does not move level 0 across */
-        for (uint32_t once = 0; once <= a.zero; once++) levels_wait();
+        for (uint32_t once = 0; once <= a.zero; once++) levels_wait(r, i);
         grad_level<ROLE, CAUSAL, BASE, 1>(x, v, p2, ds2, s, r, coarse + 8 * tile, to, a, lane);
         grad_level<ROLE, CAUSAL, BASE, 2>(x, v, p2, ds2, s, r, coarse + 32 + 4 * tile, to, a, lane);
         if (has_up && i == 1) parents_wait();
         if (has_up) add_parents(x, ones, r.up[i % PARENTS][ROLE == DQ ? 0 : 1], lane);
         if (has_up && ROLE == DKV) add_parents(v, ones, r.up[i % PARENTS][2], lane);
         send_results<ROLE>(r, args, x, v, i, STEP * step + 16 * tile, head, sequence, tile, lane);
+        if (lane == 0) {
+            if (ROLE == DQ) tiles_read();
+            arrive(&r.done);
+        }
         if (++step == steps) step = 0, sequence++;
         if (++kept == COARSE) kept = 0;
     }

@@ -28,7 +28,9 @@ struct ring {
     bf16 out[TILES][2][16 * D];     /* dk and dv on their way out */
     bf16 up[PARENTS][3][8 * D];     /* gradients of the rows' 8 parents: q, k, v */
     float2 n[GROUPS][8];            /* as queries: m (log2 units; inf: takes no part), h */
-    uint64_t full[FINE];            /* barriers: a step's rows are there */
+    /* barriers: a step's rows and numbers are there; levels above of the next step are, and the
+     * gradients of the step's parents; the workers have done a step */
+    uint64_t full[FINE], levels, done;
 };
 
 /* in: q, k, v, G, boxes of a step's rows; out: dq, dk, dv, of a tile's. All are columns, rows of a
@@ -46,19 +48,46 @@ static __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
 static __device__ __forceinline__ int fine_at(int i) { return 8 * (i % FINE); }
 static __device__ __forceinline__ int coarse_at(int i) { return FINE_GROUPS + 6 * (i % COARSE); }
 
-/* ---- barriers of a step ---- */
+/* ---- barriers ---- */
 
-/* All: the rows of the next step are there, and the last step is done with. */
-static __device__ __forceinline__ void step_begins() { __syncthreads(); }
+/* There is none for all: who is done with a step begins the next one, while others are at work on
+ * their last levels. */
+enum { LOADERS = 4, WORKERS = 2 * TILES }; /* warps */
 
-/* The levels above of the next step are there: the one side arrives, the other waits. */
-static __device__ __forceinline__ void levels_arrive() {
-    asm volatile("bar.arrive 1, 384;" ::: "memory");
+static __device__ __forceinline__ void make_barrier(uint64_t *b, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
 }
 
-static __device__ __forceinline__ void levels_wait() {
-    asm volatile("bar.sync 1, 384;" ::: "memory");
+static __device__ __forceinline__ void make_barriers(ring &r) {
+    for (int i = 0; i < FINE; i++) make_barrier(&r.full[i], LOADERS + 1);
+    make_barrier(&r.levels, LOADERS);
+    make_barrier(&r.done, WORKERS);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+
+/* All of a warp so far; one lane. */
+static __device__ __forceinline__ void arrive(const uint64_t *b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+
+static __device__ __forceinline__ void wait_for(const uint64_t *b, int phase) {
+    asm volatile("{\n.reg .pred done;\n"
+                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(shared_address(b)),
+                 "r"(phase & 1)
+                 : "memory");
+}
+
+/* Until the rows of step i are there; the levels above of step i + 1; step i is done (i >= 1). */
+static __device__ __forceinline__ void rows_wait(const ring &r, int i) {
+    wait_for(&r.full[i % FINE], i / FINE);
+}
+
+static __device__ __forceinline__ void levels_wait(const ring &r, int i) {
+    wait_for(&r.levels, i - 1);
+}
+
+static __device__ __forceinline__ void done_wait(const ring &r, int i) { wait_for(&r.done, i - 1); }
 
 /* The gradients of the first step's parents are there. */
 static __device__ __forceinline__ void parents_arrive() {
@@ -70,21 +99,6 @@ static __device__ __forceinline__ void parents_wait() {
 }
 
 /* ---- tensor copies ---- */
-
-static __device__ __forceinline__ void make_barriers(ring &r) {
-    for (int i = 0; i < FINE; i++)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&r.full[i])));
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-/* Until the rows of step i are there. */
-static __device__ __forceinline__ void rows_wait(const ring &r, int i) {
-    asm volatile("{\n.reg .pred done;\n"
-                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n}" ::"r"(shared_address(&r.full[i % FINE])),
-                 "r"(i / FINE & 1)
-                 : "memory");
-}
 
 /* Rows of step i of the walk; one thread. */
 static __device__ __forceinline__ void bring_step(ring &r, const grad_args &g, int i, int row,
@@ -252,6 +266,8 @@ template <int BASE>
 static __device__ __forceinline__ void write_numbers(ring &r, float m, float h, int i, int me) {
     if (BASE) m = m > HTI_NEG_INF ? m * HTI_LOG2E : HTI_POS_INF; /* lse, natural units */
     if (me < STEP) (&r.n[fine_at(i)][0])[me] = make_float2(m, h);
+    __syncwarp();
+    if (me % 32 == 0) arrive(&r.full[i % FINE]);
 }
 
 /* Steps 0, 1 and 2 of the ring: the one before the walk's first, the first, the next. At the ends
@@ -266,7 +282,6 @@ static __device__ __forceinline__ void bring_first(ring &r, bringer &b, const gr
     }
     rows_wait(r, 0);
     rows_wait(r, 1);
-    asm volatile("bar.sync 2, 128;" ::: "memory"); /* for the numbers */
     raise_step(r, 0, mean, me);
     raise_step(r, 1, mean, me);
 }
@@ -282,19 +297,20 @@ static __device__ __forceinline__ void bring_rows(ring &r, const grad_args &g, i
     find_rows<BASE>(b, a, head, me);
     bring_first<BASE>(r, b, g, head, begin, mean, me);
     for (int i = 1; i <= last; i++) {
-        step_begins();
+        if (i > 1) done_wait(r, i - 1);
         move_on(b);
         if (i < last && me == 0) bring_step(r, g, i + 2, b.step * STEP, head, b.sequence);
-        float m = *b.m, h = *b.h;
+        float m = *b.m, h = *b.h; /* on their way while the levels are added up */
         rows_wait(r, i + 1);
         raise_step(r, i + 1, mean, me);
-        levels_arrive();
+        __syncwarp();
+        if (me % 32 == 0) arrive(&r.levels);
+        if (i < last) write_numbers<BASE>(r, m, h, i + 2, me);
         if (has_up && i == 1) {
             chain_wait(); /* for the gradients of the stage above */
             bring_parents(r, b, 1, b.ahead - begin, me);
         }
         if (has_up && i < last) bring_parents(r, b, i + 1, b.ahead - begin - i, me);
-        write_numbers<BASE>(r, m, h, i + 2, me);
         copy_async_wait();
         if (has_up && i == 1) parents_arrive();
     }
