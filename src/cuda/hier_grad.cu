@@ -172,7 +172,6 @@ weigh8(uint32_t p2[2], uint32_t ds2[2], const tile_rows<LEVEL> &t, uint32_t y, c
         mma16(gv, t.x2[2 * j], b[0], b[1]);
         mma16(gv, t.x2[2 * j + 1], b[2], b[3]);
     }
-    if (HIDDEN && (HIDDEN >> (g >> 2) & 1)) off = HTI_POS_INF;
     float4 of = make_float4(0, 0, 0, 0);
     if (ROLE == DKV) of = *n;
     float m[2] = {off + of.x, off + of.z}, h[2] = {f.n * of.y, f.n * of.w};
@@ -192,6 +191,7 @@ weigh8(uint32_t p2[2], uint32_t ds2[2], const tile_rows<LEVEL> &t, uint32_t y, c
         ds2[hi] = pack2(ds[0], ds[1]);
     }
     if (LEVEL > 0) p2[1] = p2[0], ds2[1] = ds2[0];
+    if (HIDDEN >> (g >> 2) & 1) p2[0] = p2[1] = ds2[0] = ds2[1] = 0; /* siblings: one half */
 }
 
 /* out += weights of two groups times their rows */
