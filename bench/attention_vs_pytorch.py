@@ -3,13 +3,24 @@
 
 Peers on a GPU: scaled_dot_product_attention with its cuDNN and flash back ends, and FlexAttention;
 on a CPU scaled_dot_product_attention. They compute full attention. Runs are interleaved, inputs
-rotate so that no cache holds them, times are medians. Every row is checked in the same run:
+rotate so that no cache holds them, times are medians.
+
+What is timed: one call as a user writes it, forward alone or forward and backward by autograd, on
+a GPU between two events on its stream. The GPU is kept busy before the first one until the host has
+put the whole call into the stream, so that it is the GPU's time, with the gaps between kernels but
+without waiting for Python; where the host was late the sample is taken again with more to do
+before. With --graph each call is captured once in a CUDA graph, ours and the peers' alike, and
+the time is that of a replay; a peer that cannot be captured is left out. Decoding is never
+captured.
+
+Every row is checked in the same run:
 `error` is the largest difference from the definition in float64 on sampled rows, `bar` what the
 plain algorithm in the same precision would allow (twice its own error plus 4 eps of the largest
 value), `met` whether it holds. `floor` is each input read once and each output written once at the
 copy bandwidth measured here.
 
-    bench/attention_vs_pytorch.py [--quick] [--cases forward,train,...] [--json FILE] [--device cpu]
+    bench/attention_vs_pytorch.py [--quick] [--graph] [--cases forward,train,...] [--json FILE]
+                                  [--device cpu]
 
 Returns 0, 1 if a bar was not met or a part of ours failed, 77 without PyTorch.
 """
@@ -48,10 +59,11 @@ def note(text):
 class Machine:
     """A device, its clock and what is measured on it."""
 
-    def __init__(self, device):
+    def __init__(self, device, graph=False):
         self.device = torch.device(device)
         self.cuda = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
+        self.graph = graph and self.cuda
         self.reps = 20 if self.cuda else 5
         self.seconds = 0.4 if self.cuda else 2.0  # of samples per contender
         self.l2 = 64 << 20
@@ -60,21 +72,25 @@ class Machine:
             self.l2 = getattr(about, "L2_cache_size", 0) or self.l2
         self.bandwidth = self._copy_bandwidth()
 
-    def sample(self, work):
-        """(device milliseconds, host milliseconds) of one call."""
+    def sample(self, work, busy=(1, 2, 4, 8)):
+        """(device milliseconds, host milliseconds) of one call. busy: milliseconds the device has
+        to do before, the next where the host took longer for the call."""
         if not self.cuda:
             begin = time.perf_counter()
             work()
             spent = 1e3 * (time.perf_counter() - begin)
             return spent, spent
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(2_000_000)  # about 1 ms: the host gets ahead, as it is in training
-        begin = time.perf_counter()
-        start.record()
-        work()
-        end.record()
-        host = 1e3 * (time.perf_counter() - begin)
-        end.synchronize()
+        for ahead in busy:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(int(2e6 * ahead))  # cycles, at most 2 GHz
+            begin = time.perf_counter()
+            start.record()
+            work()
+            end.record()
+            host = 1e3 * (time.perf_counter() - begin)
+            end.synchronize()
+            if host < 0.9 * ahead:  # the host was ahead, as it is in training
+                break
         return start.elapsed_time(end), host
 
     def _copy_bandwidth(self):
@@ -99,14 +115,30 @@ class Machine:
             torch.cuda.empty_cache()
 
 
+def capture(machine, work, sets):
+    """The same work as CUDA graphs, one for each set of inputs."""
+    graphs, stream = {}, torch.cuda.Stream()
+    for inputs in sets:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiles and makes plans, which a capture must not
+            work(inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        graphs[id(inputs)] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[id(inputs)], stream=stream):
+            work(inputs)
+    return lambda inputs: graphs[id(inputs)].replay()
+
+
 def measure(machine, contenders, sets, once=()):
     """Median milliseconds of each contender: {name: work(inputs)}, interleaved over rotating
     inputs. One that fails gets None and a note; one in `once` runs a single time. Also the host's
     milliseconds for ours, whose failure is the caller's."""
-    times, wanted, host = {}, {}, []
+    times, wanted, host, contenders = {}, {}, [], dict(contenders)
     for name, work in contenders.items():
         try:
-            first = machine.sample(lambda: work(sets[0]))[0]
+            if machine.graph and name not in once:
+                work = contenders[name] = capture(machine, work, sets)
+            first = machine.sample(lambda: work(sets[0]), busy=(1,))[0]
             if name not in once:  # the first one compiles and allocates
                 first = machine.sample(lambda: work(sets[-1]))[0]
             times[name] = [first]
@@ -327,7 +359,7 @@ class Bench:
     """All parts; each fills rows of the table or prints lines of its own."""
 
     def __init__(self, options):
-        self.o, self.machine = options, Machine(options.device)
+        self.o, self.machine = options, Machine(options.device, options.graph)
         cuda, quick = self.machine.cuda, options.quick
         self.heads, self.dim, self.block = (8, 64, 16) if cuda or not quick else (2, 32, 8)
         self.peers = ["cuDNN", "flash", "flex"] if cuda else ["sdpa"]
@@ -426,10 +458,8 @@ class Bench:
         def step(t):
             return cache.extend(*[x[t] for x in tokens])
 
-        step(0)
-        if machine.cuda:
-            torch.cuda._sleep(20_000_000)  # about 10 ms, for the host's way through all steps
-        device, host = machine.sample(lambda: [step(t) for t in range(1, steps + 1)])
+        step(0)  # then once only: a step changes the cache
+        device, host = machine.sample(lambda: [step(t) for t in range(1, steps + 1)], busy=(11,))
         checked = self.check_step(step(steps + 1), prefill, tokens)
         times = {"ours": device / steps}
         if not shared:
@@ -593,7 +623,7 @@ class Bench:
             self.layer()
         hosts = [row["host_ms"] for row in self.table.results["rows"]
                  if row["case"].startswith("forward") and row["host_ms"]]
-        if self.machine.cuda and hosts:
+        if self.machine.cuda and not self.machine.graph and hosts:
             print("\nhost time of one forward call: %.0f microseconds" % (1e3 * min(hosts)))
 
 
@@ -610,6 +640,7 @@ def about(bench):
             "torch": torch.__version__, "library": htransformer.version(), "commit": commit,
             "path": htransformer.library_path(), "copy_gb_per_s": machine.bandwidth / 1e9,
             "heads": bench.heads, "head_dim": bench.dim, "block": bench.block,
+            "timed": "replays of CUDA graphs" if machine.graph else "calls",
             "tokens": bench.tokens, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
 
@@ -619,6 +650,8 @@ def main():
     parser.add_argument("--cases", default=",".join(CASES), type=lambda text: text.split(","),
                         help="some of " + ",".join(CASES))
     parser.add_argument("--quick", action="store_true", help="short lengths only")
+    parser.add_argument("--graph", action="store_true",
+                        help="time replays of CUDA graphs instead of calls")
     parser.add_argument("--skip-slow", action="store_true",
                         help="no peer at 1,048,576 tokens (5 s a call)")
     parser.add_argument("--flex-seconds", type=float, default=60,
@@ -633,7 +666,8 @@ def main():
     bench = Bench(options)
     bench.table.results["about"] = made = about(bench)
     print("%(device)s, %(dtype)s, PyTorch %(torch)s, htransformer %(library)s (%(commit)s); copy "
-          "%(copy_gb_per_s).0f GB/s; heads %(heads)d, dim %(head_dim)d, block %(block)d" % made)
+          "%(copy_gb_per_s).0f GB/s; heads %(heads)d, dim %(head_dim)d, block %(block)d; timed: "
+          "%(timed)s" % made)
     begin = time.perf_counter()
     try:
         bench.run()

@@ -8,16 +8,23 @@ from ._call import Arrays, Call
 from ._library import InvalidError
 
 
+_doors = {}  # by type, once found
+
+
 def door_of(name, x):
     """The array library of x. PyTorch is asked only if somebody has imported it."""
+    found = _doors.get(type(x))
+    if found is not None:
+        return found
     if isinstance(x, numpy.ndarray):
-        from ._numpy import NumpyDoor
-        return NumpyDoor
-    if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
-        from ._torch import TorchDoor
-        return TorchDoor
-    raise TypeError("%s must be a NumPy array or a PyTorch tensor, got %s" %
-                    (name, type(x).__name__))
+        from ._numpy import NumpyDoor as found
+    elif "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
+        from ._torch import TorchDoor as found
+    else:
+        raise TypeError("%s must be a NumPy array or a PyTorch tensor, got %s" %
+                        (name, type(x).__name__))
+    _doors[type(x)] = found
+    return found
 
 
 def host_lengths(cu_seqlens):
@@ -49,14 +56,12 @@ def gather(q, k, v, bias, key_mask, query_mask, cu_seqlens):
     return door, Arrays(q, k, v, bias, key_mask, query_mask, cu_seqlens)
 
 
-def make_call(door, a, options, seed, offset):
-    shape = _call.shape_of(a, options.layout)
-    _call.check_arrays(door, a, shape, options.block)
+def make_call(door, recipe, seed, offset):
     if seed is None:
-        seed = door.seed() if options.dropout > 0 else 0
+        seed = door.seed() if recipe.options.dropout > 0 else 0
     if not 0 <= offset < 2**32:
         raise InvalidError("offset must be 0 to 2^32 - 1, got %r" % (offset,))
-    return Call(options, shape, int(seed) % 2**64, int(offset))
+    return Call(recipe, int(seed) % 2**64, int(offset))
 
 
 def attention(q, k, v, *, causal=None, is_causal=None, query=None, block=16, kind="hierarchical",
@@ -87,10 +92,11 @@ def attention(q, k, v, *, causal=None, is_causal=None, query=None, block=16, kin
     return_lse      also return log-sum-exp, (batch, heads, length); packed (heads, rows)
     layout          "blhd" as FlashAttention's, "bhld" as PyTorch's (batch, heads, length, dim)
     """
-    o = _call.options(causal, is_causal, query, block, kind, scale, softmax_scale, rotary_theta,
-                      dropout_p, layout)
     door, a = gather(q, k, v, bias, key_mask, query_mask, cu_seqlens)
-    return door.attention(a, make_call(door, a, o, seed, offset), bool(return_lse))
+    r = _call.recipe(door, a, causal=causal, is_causal=is_causal, query=query, block=block,
+                     kind=kind, scale=scale, softmax_scale=softmax_scale,
+                     rotary_theta=rotary_theta, dropout_p=dropout_p, layout=layout)
+    return door.attention(a, make_call(door, r, seed, offset), bool(return_lse))
 
 
 def attention_vjp(q, k, v, *, bias=None, key_mask=None, query_mask=None, cu_seqlens=None, seed=None,
@@ -99,11 +105,11 @@ def attention_vjp(q, k, v, *, bias=None, key_mask=None, query_mask=None, cu_seql
     backward(dout, dlse=None) gives (dq, dk, dv), and dbias as a fourth where there is a bias.
     Arguments as in attention(); nothing may be changed in between. (PyTorch tensors have
     autograd.)"""
-    o = _call.options(**options)
     door, a = gather(q, k, v, bias, key_mask, query_mask, cu_seqlens)
     if not hasattr(door, "attention_vjp"):
         raise TypeError("attention_vjp takes NumPy arrays; PyTorch tensors have autograd")
-    return door.attention_vjp(a, make_call(door, a, o, seed, offset), bool(return_lse))
+    r = _call.recipe(door, a, **options)
+    return door.attention_vjp(a, make_call(door, r, seed, offset), bool(return_lse))
 
 
 def attention_qkvpacked(qkv, *, bias=None, key_mask=None, query_mask=None, cu_seqlens=None,
@@ -113,7 +119,6 @@ def attention_qkvpacked(qkv, *, bias=None, key_mask=None, query_mask=None, cu_se
     only; arguments as in attention(), less layout."""
     if "layout" in options:
         raise TypeError("attention_qkvpacked has no layout: qkv is (batch, length, 3, heads, dim)")
-    o = _call.options(**options)
     door = door_of("qkv", qkv)
     if not hasattr(door, "attention_qkvpacked"):
         raise TypeError("attention_qkvpacked takes PyTorch tensors, got %s" % type(qkv).__name__)
@@ -123,4 +128,5 @@ def attention_qkvpacked(qkv, *, bias=None, key_mask=None, query_mask=None, cu_se
             "(batch, length, 3, heads, dim)"
         raise InvalidError("qkv must be %s, got shape %s" % (names, tuple(qkv.shape)))
     door, a = gather(*qkv.unbind(-3), bias, key_mask, query_mask, cu_seqlens)
-    return door.attention_qkvpacked(qkv, a, make_call(door, a, o, seed, offset), bool(return_lse))
+    r = _call.recipe(door, a, **options)
+    return door.attention_qkvpacked(qkv, a, make_call(door, r, seed, offset), bool(return_lse))

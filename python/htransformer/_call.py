@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 from . import _library
 from ._library import AttentionArgs, AttentionGrads, InvalidError, Tensor
-from ._plan import plan
+from ._plan import keep_recipe, plan, recipes
 
 # where batch, row and head are in an array of each layout; packed arrays have no batch
 LAYOUTS = {"blhd": (0, 1, 2), "bhld": (0, 2, 1)}
@@ -167,9 +167,12 @@ def check_bias(door, bias, q, q_heads, block):
 
 def place(door, name, x, layout, packed):
     """An array as the library sees it. Nothing is copied: strides go through."""
-    size, stride = x.shape, door.strides(x)
+    return _tensor(door.pointer(x), name, x.shape, door.strides(x), layout, packed)
+
+
+def _tensor(data, name, size, stride, layout, packed):
     if 0 in size:
-        return Tensor(door.pointer(x) or None, 0, 0, 0)
+        return Tensor(data or None, 0, 0, 0)
     if stride[-1] != 1 and size[-1] > 1:
         raise InvalidError("%s must be contiguous in its last dimension, got strides %s; call "
                            ".contiguous() first" % (name, stride))
@@ -179,7 +182,7 @@ def place(door, name, x, layout, packed):
             raise InvalidError("%s is broadcast along dimension %d (stride 0); call .contiguous() "
                                "first, or give k and v fewer heads" % (name, axis))
         steps.append(stride[axis] if size[axis] > 1 else 0)  # 0: any, for a single entry
-    return Tensor(door.pointer(x), *([0] * packed + steps))
+    return Tensor(data, *([0] * packed + steps))
 
 
 def place_lse(door, lse, packed):
@@ -211,23 +214,28 @@ def lse_shape(a, shape):
     return (shape.batch, shape.q_heads, shape.length)
 
 
-def plan_of(door, a, shape, o):
+def plan_values(door, a, shape, o):
+    """AttentionDesc's fields after `size`."""
     rows, length = max(1, shape.rows), max(1, shape.length)
-    values = (o.kind, o.query, _library.DTYPES[door.dtype(a.q)], o.causal, int(a.bias is not None),
-              0, shape.q_heads, shape.kv_heads, shape.head_dim, shape.value_dim, o.block, rows,
-              shape.batch, length, o.scale, o.rotary_theta, o.dropout)
-    return plan(door.context(a.q), values)
+    return (o.kind, o.query, _library.DTYPES[door.dtype(a.q)], o.causal, int(a.bias is not None),
+            0, shape.q_heads, shape.kv_heads, shape.head_dim, shape.value_dim, o.block, rows,
+            shape.batch, length, o.scale, o.rotary_theta, o.dropout)
 
 
-def make_args(door, a, shape, layout, seed=0, offset=0):
+def make_args(door, a, shape, layout):
     """The arguments, less out, lse, saved and scratch."""
     packed = a.cu_seqlens is not None
-    args = AttentionArgs(size=sizeof(AttentionArgs), batch=shape.batch, length=shape.length,
-                         seed=seed, offset=offset)
+    args = AttentionArgs(size=sizeof(AttentionArgs), batch=shape.batch, length=shape.length)
     args.q = place(door, "q", a.q, layout, packed)
     args.k = place(door, "k", a.k, layout, packed)
     args.v = place(door, "v", a.v, layout, packed)
-    if packed:
+    _set_options(door, args, a)
+    return args
+
+
+def _set_options(door, args, a):
+    """The arrays that a call may do without."""
+    if a.cu_seqlens is not None:
         args.cu_seqlens = a.cu_seqlens.ctypes.data_as(POINTER(c_int32))
     if a.bias is not None:
         args.bias = door.pointer(a.bias)
@@ -235,7 +243,71 @@ def make_args(door, a, shape, layout, seed=0, offset=0):
         args.key_mask = cast(door.pointer(a.key_mask), POINTER(c_uint8))
     if a.query_mask is not None:
         args.query_mask = cast(door.pointer(a.query_mask), POINTER(c_uint8))
-    return args
+
+
+# ---- recipes -----------------------------------------------------------------------------------
+
+
+class Recipe:
+    """All of a call that follows from its options and its arrays' sizes, strides, dtypes and
+    device: checked and worked out once, then kept for calls that look the same. The structs hold
+    strides; a call copies them and fills in pointers."""
+
+    def __init__(self, door, a, o):
+        shape = shape_of(a, o.layout)
+        check_arrays(door, a, shape, o.block)
+        packed = a.cu_seqlens is not None
+        self.options, self.shape, self.packed = o, shape, packed
+        self.values = plan_values(door, a, shape, o)
+        self.plans = {}  # by what door.where() says
+        self.out_size = out_shape(a, shape, o.layout)
+        self.out_strides = dense_strides(self.out_size, door.strides(a.q))
+        self.strides = [tuple(door.strides(x)) for x in a[:3]]
+        self.grad_strides = [dense_strides(x.shape, door.strides(x)) for x in a[:3]]
+        self.args = make_args(door, a, shape, o.layout)
+        self.args.out = self.tensor("out", self.out_size, self.out_strides)
+        self.grads = AttentionGrads(size=sizeof(AttentionGrads))
+        self.grads.dout = self.args.out
+        self.grads.dq, self.grads.dk, self.grads.dv = (
+            self.tensor(name, x.shape, strides)
+            for name, x, strides in zip(("dq", "dk", "dv"), a, self.grad_strides))
+
+    def tensor(self, name, size, strides):
+        return _tensor(None, name, size, strides, self.options.layout, self.packed)
+
+    def plan(self, door, like):
+        where = door.where(like)
+        found = self.plans.get(where)
+        if found is None:
+            found = self.plans[where] = plan(door.context(like), self.values)
+        return found
+
+    def point(self, door, field, name, x, strides):
+        """A field that was made for arrays of these strides shows x."""
+        if tuple(door.strides(x)) == strides:
+            field.data = door.pointer(x)
+            return
+        made = place(door, name, x, self.options.layout, self.packed)
+        field.data, field.batch_stride = made.data, made.batch_stride
+        field.row_stride, field.head_stride = made.row_stride, made.head_stride
+
+
+def recipe(door, a, **given):
+    """The recipe of a call with options as options() takes them. Packed ones are not kept: they
+    depend on the lengths."""
+    key = found = None
+    if a.cu_seqlens is None:
+        try:
+            key = (*[x is not None and door.look(x) for x in a[:6]], *given.items(),
+                   type(given.get("block")))
+            found = recipes.get(key)
+        except (TypeError, RuntimeError):
+            key = None  # an option that is no key, an array without strides: the checks complain
+    if found is None:
+        found = Recipe(door, a, options(**given))
+        if key is not None:
+            keep_recipe(key, found)
+    return found
 
 
 # ---- running -----------------------------------------------------------------------------------
@@ -243,25 +315,31 @@ def make_args(door, a, shape, layout, seed=0, offset=0):
 
 class Call(NamedTuple):
     """A checked call: all that backward needs besides the arrays."""
-    options: Options
-    shape: Shape
+    recipe: Recipe
     seed: int
     offset: int
 
 
+def _fill(door, a, call):
+    """The arguments, less out, lse, saved and scratch."""
+    args = AttentionArgs.from_buffer_copy(call.recipe.args)
+    for field, name, x, strides in zip((args.q, args.k, args.v), "qkv", a, call.recipe.strides):
+        call.recipe.point(door, field, name, x, strides)
+    args.seed, args.offset = call.seed, call.offset
+    _set_options(door, args, a)
+    return args
+
+
 def forward(door, a, call, want_lse, want_saved):
     """(out, lse or None, saved or None)"""
-    o, shape = call.options, call.shape
-    p = plan_of(door, a, shape, o)
-    args = make_args(door, a, shape, o.layout, call.seed, call.offset)
-    packed = a.cu_seqlens is not None
-    size = out_shape(a, shape, o.layout)
-    out = door.empty(a.q, size, dense_strides(size, door.strides(a.q)))
-    args.out = place(door, "out", out, o.layout, packed)
+    r = call.recipe
+    p, args = r.plan(door, a.q), _fill(door, a, call)
+    out = door.empty(a.q, r.out_size, r.out_strides)
+    args.out.data = door.pointer(out)
     lse = saved = None
     if want_lse:
-        lse = door.empty_real(a.q, lse_shape(a, shape))
-        args.lse = place_lse(door, lse, packed)
+        lse = door.empty_real(a.q, lse_shape(a, r.shape))
+        args.lse = place_lse(door, lse, r.packed)
     if want_saved:
         saved = door.workspace(a.q, p.saved)
         args.saved = door.pointer(saved)
@@ -280,29 +358,27 @@ class Grads(NamedTuple):
     dbias: Optional[Any]
 
 
-def empty_grads(door, a, want_bias):
-    made = [door.empty(x, tuple(x.shape), dense_strides(x.shape, door.strides(x))) for x in a[:3]]
+def empty_grads(door, a, call, want_bias):
+    made = [door.empty(x, x.shape, strides) for x, strides in zip(a, call.recipe.grad_strides)]
     return Grads(*made, door.zeros_like(a.bias) if want_bias else None)
 
 
 def backward(door, a, call, out, saved, dout, dlse, grads):
     """Fills grads. dout and dlse have the shapes of out and lse; dlse may be None."""
-    o, shape = call.options, call.shape
-    packed = a.cu_seqlens is not None
-    p = plan_of(door, a, shape, o)
-    args = make_args(door, a, shape, o.layout, call.seed, call.offset)
-    args.out = place(door, "out", out, o.layout, packed)
+    r = call.recipe
+    p, args = r.plan(door, a.q), _fill(door, a, call)
+    r.point(door, args.out, "out", out, r.out_strides)
     args.saved = door.pointer(saved)
     scratch = door.scratch(a.q, p.scratch_backward)
     if scratch is not None:
         args.scratch = door.pointer(scratch)
-    g = AttentionGrads(size=sizeof(AttentionGrads))
-    g.dout = place(door, "dout", dout, o.layout, packed)
+    g = AttentionGrads.from_buffer_copy(r.grads)
+    r.point(door, g.dout, "dout", dout, r.out_strides)
     if dlse is not None:
-        g.dlse = place_lse(door, dlse, packed)
-    g.dq = place(door, "dq", grads.dq, o.layout, packed)
-    g.dk = place(door, "dk", grads.dk, o.layout, packed)
-    g.dv = place(door, "dv", grads.dv, o.layout, packed)
+        g.dlse = place_lse(door, dlse, r.packed)
+    r.point(door, g.dq, "dq", grads.dq, r.grad_strides[0])
+    r.point(door, g.dk, "dk", grads.dk, r.grad_strides[1])
+    r.point(door, g.dv, "dv", grads.dv, r.grad_strides[2])
     if grads.dbias is not None:
         g.dbias = door.pointer(grads.dbias)
     p.context.call(_library.library().ht_attention_backward, p.handle, byref(args), byref(g))

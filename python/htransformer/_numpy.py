@@ -46,8 +46,15 @@ class NumpyDoor:
                                (name, want, q.dtype, x.dtype))
 
     @staticmethod
+    def look(x):
+        """All that checks and strides depend on."""
+        return x.shape, x.strides, x.dtype, x.flags.aligned
+
+    @staticmethod
     def context(x):
         return _plan.cpu_context()
+
+    where = context
 
     @staticmethod
     def mask(name, x, q):
@@ -105,8 +112,8 @@ class NumpyDoor:
         def backward(dout, dlse=None):
             dout = NumpyDoor.gradient("dout", dout, out.shape, out)
             if dlse is not None:
-                dlse = NumpyDoor.gradient("dlse", dlse, _call.lse_shape(a, call.shape), out)
-            grads = _call.empty_grads(NumpyDoor, a, a.bias is not None)
+                dlse = NumpyDoor.gradient("dlse", dlse, _call.lse_shape(a, call.recipe.shape), out)
+            grads = _call.empty_grads(NumpyDoor, a, call, a.bias is not None)
             _call.backward(NumpyDoor, a, call, out, saved, dout, dlse, grads)
             return tuple(grads) if a.bias is not None else tuple(grads[:3])
 

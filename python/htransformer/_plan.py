@@ -3,7 +3,7 @@
 A context belongs to one thread at a time: each has a lock, held for the length of a call and for
 reading its error. (PyTorch runs backward on threads of its own, and calls leave Python's lock.)
 Plans are small; both lists are bounded, the longest unused goes first, and an object that somebody
-still holds lives on.
+still holds lives on. The recipes of calls (_call.py) are kept here too: the oldest goes first.
 """
 import os
 import threading
@@ -16,9 +16,11 @@ from ._library import AttentionDesc, AttentionNeed, ContextDesc, check
 
 MAX_CONTEXTS = 32
 MAX_PLANS = 256
+MAX_RECIPES = 256
 
 _contexts = OrderedDict()  # (device, stream, threads): Context
 _plans = OrderedDict()     # (context key, descriptor): Plan
+recipes = {}               # what a call looks like: Recipe
 _guard = threading.Lock()
 _threads = 0
 
@@ -117,8 +119,16 @@ def plan(context, values):
     return made
 
 
+def keep_recipe(key, made):
+    with _guard:
+        recipes[key] = made
+        if len(recipes) > MAX_RECIPES:
+            del recipes[next(iter(recipes))]
+
+
 def clear_plans():
     """Forgets all plans and contexts; a device's memory goes back when nothing uses it."""
     with _guard:
+        recipes.clear()
         _plans.clear()
         _contexts.clear()

@@ -18,21 +18,37 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float64: 
 _LEGACY_STREAM = 1
 
 
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def _current_stream(device):
+    """Its handle. The first way is the one of compiled code: no object is made."""
+    if _raw_stream is not None:
+        return _raw_stream(device.index)
+    return torch.cuda.current_stream(device).cuda_stream
+
+
 def current_context(device):
     """The library's context for what PyTorch would do now on a device."""
     if device.type == "cpu":
         return _plan.cpu_context(torch.get_num_threads())
-    stream = torch.cuda.current_stream(device).cuda_stream
-    return _plan.context("cuda:%d" % device.index, stream or _LEGACY_STREAM, 0)
+    return _plan.context("cuda:%d" % device.index, _current_stream(device) or _LEGACY_STREAM, 0)
+
+
+_here = contextlib.nullcontext()
 
 
 def on_device(x):
     """PyTorch's idea of the current device stays right while the library works on x's."""
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return _here
+    return torch.cuda.device(x.device)
 
 
 def _readable(x):
     """Can the library read this layout?"""
+    if x.is_contiguous():
+        return True
     steps = zip(x.shape[:-1], x.stride()[:-1])
     return (x.stride(-1) == 1 or x.shape[-1] == 1) and all(n == 1 or step > 0 for n, step in steps)
 
@@ -84,8 +100,18 @@ class TorchDoor:
             raise InvalidError("%s must be on %s as q is, got %s" % (name, q.device, x.device))
 
     @staticmethod
+    def look(x):
+        """All that checks and strides depend on."""
+        return x.shape, x.stride(), x.dtype, x.device
+
+    @staticmethod
     def context(x):
         return current_context(x.device)
+
+    @staticmethod
+    def where(x):
+        """Tells the contexts of a device apart."""
+        return _current_stream(x.device) if x.is_cuda else current_context(x.device)
 
     @classmethod
     def mask(cls, name, x, q):
@@ -97,7 +123,7 @@ class TorchDoor:
 
     @staticmethod
     def empty(like, shape, strides):
-        return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+        return like.new_empty_strided(shape, strides)
 
     @staticmethod
     def empty_real(like, shape):
@@ -110,7 +136,7 @@ class TorchDoor:
 
     @staticmethod
     def workspace(like, size):
-        return torch.empty(size, dtype=torch.uint8, device=like.device)
+        return like.new_empty(size, dtype=torch.uint8)
 
     @staticmethod
     def scratch(like, size):
@@ -118,7 +144,7 @@ class TorchDoor:
         context's own."""
         if not like.is_cuda or size == 0:
             return None
-        return torch.empty(size, dtype=torch.uint8, device=like.device)
+        return like.new_empty(size, dtype=torch.uint8)
 
     @staticmethod
     def gradient(x):
@@ -179,7 +205,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dout, dlse=None):
         *first, out, saved = ctx.saved_tensors
         a = _call.Arrays(*first, ctx.cu_seqlens)
-        grads = _call.empty_grads(TorchDoor, a, a.bias is not None and ctx.needs_input_grad[3])
+        grads = _call.empty_grads(TorchDoor, a, ctx.call,
+                                   a.bias is not None and ctx.needs_input_grad[3])
         _backward(ctx, a, out, saved, dout, dlse, grads)
         return (*grads, None, None, None, None, None)
 

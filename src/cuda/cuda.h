@@ -30,13 +30,16 @@ extern "C" {
 
 /* ---- the back end's state, errors, launches (device.cu) ------------------------------------ */
 
+#define HTI_TOLD 64
+
 typedef struct hti_cuda_backend {
     int device;
     int own_stream;
     int processors; /* streaming multiprocessors */
     int capability; /* 90 for 9.0 */
     int built_for; /* 90: the kernels that run there were compiled for 9.0, not for what is older */
-    int shared_bytes; /* shared memory that one block may ask for */
+    int shared_bytes;           /* shared memory that one block may ask for */
+    const void *told[HTI_TOLD]; /* kernels that may ask for more than 48 KiB; see device.cu */
     cudaStream_t stream;
     char name[96];
     struct hti_cuda_model *model; /* model.h; NULL until the first model is made */
@@ -62,6 +65,9 @@ struct hti_cuda_scope {
     ~hti_cuda_scope();
 };
 
+/* To be called before a launch with that much dynamic shared memory. */
+ht_status hti_cuda_allow_shared(const ht_context *ctx, const void *kernel, const char *name,
+                                size_t shared);
 ht_status hti_cuda_launch_raw(const ht_context *ctx, const void *kernel, const char *name,
                               dim3 grid, int threads, size_t shared, void *args);
 

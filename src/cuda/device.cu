@@ -259,15 +259,28 @@ static ht_status cuda_fill(ht_context *ctx, void *dst, int byte, size_t bytes) {
 
 /* ---- launches ---- */
 
+/* Beyond 48 KiB a kernel must be told once per device: that it may take all there is, so that no
+ * context ever takes back what another one allowed. A table by address; who shares a place with
+ * another kernel is told again. */
+ht_status hti_cuda_allow_shared(const ht_context *ctx, const void *kernel, const char *name,
+                                size_t shared) {
+    if (shared <= 48 * 1024) return HT_OK;
+    hti_cuda_backend *cuda = hti_cuda_of(ctx);
+    const void **told = &cuda->told[((uintptr_t)kernel >> 4) % HTI_TOLD];
+    if (*told == kernel) return HT_OK;
+    cudaFuncAttributes about;
+    CUDA_TRY(ctx, cudaFuncGetAttributes(&about, kernel), name);
+    int most = cuda->shared_bytes - (int)about.sharedSizeBytes;
+    CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+             name);
+    *told = kernel;
+    return HT_OK;
+}
+
 ht_status hti_cuda_launch_raw(const ht_context *ctx, const void *kernel, const char *name,
                               dim3 grid, int threads, size_t shared, void *args) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return HT_OK;
-    /* beyond 48 KiB a kernel must be told once per device; telling it again costs little */
-    if (shared > 48 * 1024)
-        CUDA_TRY(
-            ctx,
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-            name);
+    TRY(hti_cuda_allow_shared(ctx, kernel, name, shared));
     void *list[] = {args};
     CUDA_TRY(ctx,
              cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), list, shared,

@@ -33,8 +33,9 @@ static __device__ __forceinline__ float weight(float m, float from) {
 }
 
 /* 512 rows of one head: h of level 0; G, m, h of levels 3, 6 and 9. */
-template <int D> __global__ void __launch_bounds__(256, 3) hier_restrict(hti_hier_args a) {
-    extern __shared__ float sums[]; /* [SPAN3][D] G of level 3, then [SPAN3] m and [SPAN3] h */
+template <int D> __global__ void __launch_bounds__(256, 4) hier_restrict(hti_hier_args a) {
+    /* [SPAN3][D] G of level 3, then [SPAN3] m and [SPAN3] h */
+    extern __shared__ __align__(16) float sums[];
     float *ms = sums + SPAN3 * D, *hs = ms + SPAN3;
     place p;
     int head = blockIdx.x;
@@ -52,6 +53,7 @@ template <int D> __global__ void __launch_bounds__(256, 3) hier_restrict(hti_hie
         int r3 = i / CH, ch = i % CH;
         int64_t row = p.first + 8 * r3;
         float g[8] = {0, 0, 0, 0, 0, 0, 0, 0}, m = HTI_POS_INF, h = 0, from[8];
+        float mine[8 / CH]; /* h of the rows that this lane writes */
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float x = row + j < p.length ? lse[row + j] : HTI_NEG_INF;
@@ -60,33 +62,38 @@ template <int D> __global__ void __launch_bounds__(256, 3) hier_restrict(hti_hie
 #pragma unroll
         for (int j = 0; j < 8; j++) m = fminf(m, from[j]);
 #pragma unroll
-        for (int half = 0; half < 8; half += 4) {
-            uint4 d[4], o[4];
+        for (int two = 0; two < 8; two += 2) {
+            uint4 d[2], o[2];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
+            for (int j = 0; j < 2; j++) { /* whether it takes part is known later */
                 d[j] = o[j] = make_uint4(0, 0, 0, 0);
-                if (from[half + j] == HTI_POS_INF) continue;
-                d[j] = fetch_chunk<D>(dz + (row + half + j) * a.dout.row_stride, ch, a.dim);
-                o[j] = fetch_chunk<D>(z + (row + half + j) * a.out.row_stride, ch, a.dim);
+                if (row + two + j >= p.length) continue;
+                d[j] = fetch_chunk<D>(dz + (row + two + j) * a.dout.row_stride, ch, a.dim);
+                o[j] = fetch_chunk<D>(z + (row + two + j) * a.out.row_stride, ch, a.dim);
             }
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
+            for (int j = 0; j < 2; j++) {
+                if (from[two + j] == HTI_POS_INF) d[j] = o[j] = make_uint4(0, 0, 0, 0);
                 float x[8] = {0, 0, 0, 0, 0, 0, 0, 0}, y[8] = {0, 0, 0, 0, 0, 0, 0, 0},
-                      w = weight(m, from[half + j]), dot = 0;
+                      w = weight(m, from[two + j]), dot = 0;
                 add_chunk(x, d[j]);
                 add_chunk(y, o[j]);
 #pragma unroll
                 for (int c = 0; c < 8; c++) dot += x[c] * y[c], g[c] += w * x[c];
 #pragma unroll
                 for (int step = 1; step < CH; step *= 2) dot += __shfl_xor_sync(~0u, dot, step);
-                if (dlse && from[half + j] < HTI_POS_INF)
-                    dot -= dlse[(row + half + j) * a.dlse.row_stride];
+                if (dlse && from[two + j] < HTI_POS_INF)
+                    dot -= dlse[(row + two + j) * a.dlse.row_stride];
                 h += w * dot;
-                if (ch == 0 && row + half + j < p.length) h0[row + half + j] = dot;
+                if ((two + j) % CH == ch) mine[(two + j) / CH] = dot;
             }
         }
 #pragma unroll
-        for (int c = 0; c < 8; c++) sums[r3 * D + 8 * ch + c] = g[c];
+        for (int k = 0; k < 8 / CH; k++)
+            if (row + k * CH + ch < p.length) h0[row + k * CH + ch] = mine[k];
+        float4 *to_sums = (float4 *)(sums + r3 * D + 8 * ch);
+        to_sums[0] = make_float4(g[0], g[1], g[2], g[3]);
+        to_sums[1] = make_float4(g[4], g[5], g[6], g[7]);
         if (ch == 0) ms[r3] = m, hs[r3] = h;
         if (climbs && row < p.length) {
             int64_t to = head * a.tower[1] + hti_tower_at(a, 3, p.sequence, p.start) + row / 8;

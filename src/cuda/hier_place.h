@@ -130,9 +130,10 @@ static __device__ __forceinline__ void chain_wait() {
 #endif
 }
 
-static inline ht_status launch_chained(const ht_context *ctx, void (*kernel)(hti_hier_args),
+template <typename Args>
+static inline ht_status launch_chained(const ht_context *ctx, void (*kernel)(Args),
                                        const char *name, dim3 grid, int threads, size_t shared,
-                                       const hti_hier_args &args) {
+                                       const Args &args) {
     if (hti_cuda_of(ctx)->built_for < 90)
         return hti_cuda_launch(ctx, kernel, name, grid, threads, shared, args);
     cudaLaunchAttribute early = {};
@@ -144,9 +145,7 @@ static inline ht_status launch_chained(const ht_context *ctx, void (*kernel)(hti
     config.stream = hti_cuda_of(ctx)->stream;
     config.attrs = &early, config.numAttrs = 1;
     const void *entry = (const void *)kernel;
-    CUDA_TRY(ctx,
-             cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-             name);
+    TRY(hti_cuda_allow_shared(ctx, entry, name, shared));
     void *list[] = {(void *)&args};
     CUDA_TRY(ctx, cudaLaunchKernelExC(&config, entry, list), name);
     return HT_OK;

@@ -5,22 +5,39 @@
  *
  * At step i of a walk the workers see steps i - 1, i and i + 1. Meanwhile step i + 2 is on its way,
  * and the levels above of step i + 1 are added up: the workers begin with the stage's own level.
+ *
+ * Rows come and gradients go by tensor copies (cp.async.bulk.tensor), which turn the chunks of a
+ * row as the workers want them: what limits the workers is how much they move through shared
+ * memory, and such copies take another way.
  */
 #ifndef HTI_HIER_RING_H
 #define HTI_HIER_RING_H
 
+#include <cuda.h>
+
 #include "cuda/hier_place.h"
 
 enum { D = 64, ROW = 2 * D, STEP = 64, TILES = STEP / 16 };
-enum { FINE = 4, COARSE = 3 };                                      /* steps that are kept */
+enum { FINE = 4, COARSE = 3, PARENTS = 2 };                         /* steps that are kept */
 enum { FINE_GROUPS = 8 * FINE, GROUPS = FINE_GROUPS + 6 * COARSE }; /* of 8 rows */
 enum { Q, K, V, G, TENSORS };
 
 /* A step has 8 groups of 8 rows of its own level, then 4 and 2 of the levels above. */
 struct ring {
     bf16 x[TENSORS][GROUPS][8 * D]; /* chunks of 16 bytes are turned by the row */
-    bf16 up[FINE][3][8 * D];        /* gradients of the rows' 8 parents: q, k, v */
+    bf16 out[TILES][2][16 * D];     /* dk and dv on their way out */
+    bf16 up[PARENTS][3][8 * D];     /* gradients of the rows' 8 parents: q, k, v */
     float2 n[GROUPS][8];            /* as queries: m (log2 units; inf: takes no part), h */
+    /* barriers: a step's rows and numbers are there; levels above of the next step are, and the
+     * gradients of the step's parents; the workers have done a step */
+    uint64_t full[FINE], levels, done;
+};
+
+/* in: q, k, v, G, boxes of a step's rows; out: dq, dk, dv, of a tile's. All are columns, rows of a
+ * sequence, heads, sequences. */
+struct grad_args {
+    hti_hier_args a;
+    CUtensorMap in[TENSORS], out[3];
 };
 
 static __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
@@ -31,38 +48,99 @@ static __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
 static __device__ __forceinline__ int fine_at(int i) { return 8 * (i % FINE); }
 static __device__ __forceinline__ int coarse_at(int i) { return FINE_GROUPS + 6 * (i % COARSE); }
 
-/* ---- barriers of a step ---- */
+/* ---- barriers ---- */
 
-/* All: the rows of the next step are there, and the last step is done with. */
-static __device__ __forceinline__ void step_begins() { __syncthreads(); }
+/* There is none for all: who is done with a step begins the next one, while others are at work on
+ * their last levels. */
+enum { LOADERS = 4, WORKERS = 2 * TILES }; /* warps */
 
-/* The levels above of the next step are there: the one side arrives, the other waits. */
-static __device__ __forceinline__ void levels_arrive() {
-    asm volatile("bar.arrive 1, 384;" ::: "memory");
+static __device__ __forceinline__ void make_barrier(uint64_t *b, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
 }
 
-static __device__ __forceinline__ void levels_wait() {
-    asm volatile("bar.sync 1, 384;" ::: "memory");
+static __device__ __forceinline__ void make_barriers(ring &r) {
+    for (int i = 0; i < FINE; i++) make_barrier(&r.full[i], LOADERS + 1);
+    make_barrier(&r.levels, LOADERS);
+    make_barrier(&r.done, WORKERS);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* ---- along the rows ---- */
-
-/* A place that moves along a tensor by steps, and from sequence to sequence. */
-struct cursor {
-    const char *at;
-    int64_t row, jump; /* bytes from row to row; beyond the end of a sequence */
-};
-
-/* Row `first` of a sequence of `rows` rows; strides in elements. */
-static __device__ __forceinline__ cursor make_cursor(const void *data, int64_t row, int64_t batch,
-                                                     int rows, int sequence, int first) {
-    cursor c = {(const char *)data + 2 * (sequence * batch + first * row), 2 * row,
-                2 * (batch - rows * row)};
-    return c;
+/* All of a warp so far; one lane. */
+static __device__ __forceinline__ void arrive(const uint64_t *b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
 }
 
-static __device__ __forceinline__ void advance(cursor &c, int ends) {
-    c.at += STEP * c.row + (ends ? c.jump : 0);
+static __device__ __forceinline__ void wait_for(const uint64_t *b, int phase) {
+    asm volatile("{\n.reg .pred done;\n"
+                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(shared_address(b)),
+                 "r"(phase & 1)
+                 : "memory");
+}
+
+/* Until the rows of step i are there; the levels above of step i + 1; step i is done (i >= 1). */
+static __device__ __forceinline__ void rows_wait(const ring &r, int i) {
+    wait_for(&r.full[i % FINE], i / FINE);
+}
+
+static __device__ __forceinline__ void levels_wait(const ring &r, int i) {
+    wait_for(&r.levels, i - 1);
+}
+
+static __device__ __forceinline__ void done_wait(const ring &r, int i) { wait_for(&r.done, i - 1); }
+
+/* The gradients of the first step's parents are there. */
+static __device__ __forceinline__ void parents_arrive() {
+    asm volatile("bar.arrive 3, 384;" ::: "memory");
+}
+
+static __device__ __forceinline__ void parents_wait() {
+    asm volatile("bar.sync 3, 384;" ::: "memory");
+}
+
+/* ---- tensor copies ---- */
+
+/* Rows of step i of the walk; one thread. */
+static __device__ __forceinline__ void bring_step(ring &r, const grad_args &g, int i, int row,
+                                                  int head, int sequence) {
+    uint32_t full = shared_address(&r.full[i % FINE]), to = shared_address(r.x[0][fine_at(i)]);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full),
+                 "r"(TENSORS * STEP * ROW)
+                 : "memory");
+#pragma unroll
+    for (int t = 0; t < TENSORS; t++)
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::"
+            "bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to + t * (uint32_t)sizeof r.x[0]),
+            "l"(&g.in[t]), "r"(0), "r"(row), "r"(head), "r"(sequence), "r"(full)
+            : "memory");
+}
+
+/* A tile's rows; one thread, after the others have shown theirs by tile_written. */
+static __device__ __forceinline__ void send_tile(const CUtensorMap *map, uint32_t from, int row,
+                                                 int head, int sequence) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+                 "[%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+                 "r"(0), "r"(row), "r"(head), "r"(sequence), "r"(from)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void tile_written() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+}
+
+static __device__ __forceinline__ void tiles_sent() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* What this thread has sent was read, or (done) also written. */
+static __device__ __forceinline__ void tiles_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+static __device__ __forceinline__ void tiles_done() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 /* ---- the levels above ---- */
@@ -146,71 +224,39 @@ static __device__ __forceinline__ void raise_step(ring &r, int i, int mean, int 
 /* What brings the rows of a head: where it is (step `step` of a sequence, `ahead` of all), and this
  * thread's places. */
 struct bringer {
-    cursor x[TENSORS];
     const char *up[3];
     const float *m, *h;
-    int ahead, total, step, steps;
+    int ahead, total, sequence, step, steps;
 };
 
 template <int BASE>
 static __device__ __forceinline__ void find_rows(bringer &b, const hti_hier_args &a, int head,
                                                  int me) {
     int s = a.stage, up = s + 1 < a.stages ? s + 1 : s, row = me >> 3, chunk = me & 7;
-    int sequence = b.ahead / b.steps, rows = b.steps * STEP;
-    b.step = b.ahead - sequence * b.steps;
-    int64_t tower = head * a.tower[s], first = b.step * STEP + row;
-    const ht_tensor *t[TENSORS] = {&a.q, &a.k, &a.v, &a.dout};
-    const bf16 *x[TENSORS] = {a.tq[s], a.tk[s], a.tv[s], a.tg[s]};
-#pragma unroll
-    for (int i = 0; i < TENSORS; i++) {
-        if (BASE)
-            b.x[i] = make_cursor((const bf16 *)t[i]->data + head * t[i]->head_stride + 8 * chunk,
-                                 t[i]->row_stride, t[i]->batch_stride, rows, sequence, (int)first);
-        else
-            b.x[i] = make_cursor(x[i] + tower * D + 8 * chunk, D, (int64_t)rows * D, rows, sequence,
-                                 (int)first);
-    }
+    b.sequence = b.ahead / b.steps;
+    b.step = b.ahead - b.sequence * b.steps;
     const bf16 *g[3] = {a.gq[up], a.gk[up], a.gv[up]};
     int64_t parent = head * a.tower[up] + (int64_t)b.ahead * (STEP / 8) + (row & 7);
 #pragma unroll
     for (int i = 0; i < 3; i++) b.up[i] = (const char *)(g[i] + parent * D + 8 * chunk);
-    int64_t at = (BASE ? head * a.rows : tower) + (int64_t)b.ahead * STEP + me % STEP;
+    int64_t at = head * (BASE ? a.rows : a.tower[s]) + (int64_t)b.ahead * STEP + me % STEP;
     b.m = (BASE ? a.saved : a.tm[s]) + at, b.h = a.th[s] + at;
 }
 
-/* Starts the copies of a step, each thread a chunk of every 16th row. */
-static __device__ __forceinline__ void bring_step(ring &r, const bringer &b, int i, int me) {
-    uint32_t to = shared_address(r.x[0][fine_at(i)]) + chunk_at(me >> 3, me & 7);
-#pragma unroll
-    for (int t = 0; t < TENSORS; t++) {
-        const char *from = b.x[t].at;
-#pragma unroll
-        for (int j = 0; j < 4; j++, from += 16 * b.x[t].row)
-            copy_async(to + t * (uint32_t)sizeof r.x[0] + j * 16 * ROW, from);
-    }
-}
-
-/* The gradients of its rows' parents; threads 0 ... 63. back: steps to go back for them */
+/* The gradients of a step's parents; threads 0 ... 63. back: steps to go back for them */
 static __device__ __forceinline__ void bring_parents(ring &r, const bringer &b, int i, int back,
                                                      int me) {
-    uint32_t to = shared_address(r.up[i % FINE][0]) + chunk_at(me >> 3 & 7, me & 7);
+    uint32_t to = shared_address(r.up[i % PARENTS][0]) + chunk_at(me >> 3 & 7, me & 7);
 #pragma unroll
     for (int t = 0; t < 3; t++)
         if (me < STEP) copy_async(to + t * 8 * ROW, b.up[t] - back * (STEP / 8) * ROW);
-}
-
-static __device__ __forceinline__ void copies_begin() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /* One step on; behind the last one it stays. */
 static __device__ __forceinline__ void move_on(bringer &b) {
     if (b.ahead + 1 >= b.total) return;
     b.ahead++;
-    int ends = ++b.step == b.steps;
-    if (ends) b.step = 0;
-#pragma unroll
-    for (int i = 0; i < TENSORS; i++) advance(b.x[i], ends);
+    if (++b.step == b.steps) b.step = 0, b.sequence++;
 #pragma unroll
     for (int i = 0; i < 3; i++) b.up[i] += STEP / 8 * ROW;
     b.m += STEP, b.h += STEP;
@@ -220,50 +266,53 @@ template <int BASE>
 static __device__ __forceinline__ void write_numbers(ring &r, float m, float h, int i, int me) {
     if (BASE) m = m > HTI_NEG_INF ? m * HTI_LOG2E : HTI_POS_INF; /* lse, natural units */
     if (me < STEP) (&r.n[fine_at(i)][0])[me] = make_float2(m, h);
+    __syncwarp();
+    if (me % 32 == 0) arrive(&r.full[i % FINE]);
 }
 
 /* Steps 0, 1 and 2 of the ring: the one before the walk's first, the first, the next. At the ends
  * of all rows another step stands in for one that is not there; nobody looks at it. */
 template <int BASE>
-static __device__ __forceinline__ void bring_first(ring &r, bringer &b, const hti_hier_args &a,
-                                                   int begin, int mean, int me) {
+static __device__ __forceinline__ void bring_first(ring &r, bringer &b, const grad_args &g,
+                                                   int head, int begin, int mean, int me) {
     for (int i = 0; i < 3; i++) {
-        bring_step(r, b, i, me);
-        copies_begin();
+        if (me == 0) bring_step(r, g, i, b.step * STEP, head, b.sequence);
         write_numbers<BASE>(r, *b.m, *b.h, i, me);
         if (i == 1 || (i == 0 && begin > 0)) move_on(b);
     }
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
-    asm volatile("bar.sync 2, 128;" ::: "memory");
+    rows_wait(r, 0);
+    rows_wait(r, 1);
     raise_step(r, 0, mean, me);
     raise_step(r, 1, mean, me);
-    if (a.stage < a.stages - 1) {
-        chain_wait(); /* for the gradients of the stage above */
-        bring_parents(r, b, 1, b.ahead > begin, me);
-        bring_parents(r, b, 2, 0, me);
-    }
-    copy_async_wait();
 }
 
 /* All steps of a walk; 128 threads. */
 template <int BASE>
-static __device__ __forceinline__ void bring_rows(ring &r, const hti_hier_args &a, int head,
-                                                  int begin, int end, int steps, int me) {
-    int mean = a.query == HT_QUERY_MEAN, has_up = a.stage < a.stages - 1;
+static __device__ __forceinline__ void bring_rows(ring &r, const grad_args &g, int head, int begin,
+                                                  int end, int steps, int me) {
+    const hti_hier_args &a = g.a;
+    int mean = a.query == HT_QUERY_MEAN, has_up = a.stage < a.stages - 1, last = end - begin;
     bringer b;
     b.ahead = begin > 0 ? begin - 1 : 0, b.total = steps * a.sequences, b.steps = steps;
     find_rows<BASE>(b, a, head, me);
-    bring_first<BASE>(r, b, a, begin, mean, me);
-    for (int i = 1; i <= end - begin; i++) {
-        step_begins();
+    bring_first<BASE>(r, b, g, head, begin, mean, me);
+    for (int i = 1; i <= last; i++) {
+        if (i > 1) done_wait(r, i - 1);
         move_on(b);
-        float m = *b.m, h = *b.h;
-        raise_step(r, i + 1, mean, me); /* first: the others wait for it */
-        levels_arrive();
-        bring_step(r, b, i + 2, me);
-        if (has_up) bring_parents(r, b, i + 2, 0, me);
-        write_numbers<BASE>(r, m, h, i + 2, me);
+        if (i < last && me == 0) bring_step(r, g, i + 2, b.step * STEP, head, b.sequence);
+        float m = *b.m, h = *b.h; /* on their way while the levels are added up */
+        rows_wait(r, i + 1);
+        raise_step(r, i + 1, mean, me);
+        __syncwarp();
+        if (me % 32 == 0) arrive(&r.levels);
+        if (i < last) write_numbers<BASE>(r, m, h, i + 2, me);
+        if (has_up && i == 1) {
+            chain_wait(); /* for the gradients of the stage above */
+            bring_parents(r, b, 1, b.ahead - begin, me);
+        }
+        if (has_up && i < last) bring_parents(r, b, i + 1, b.ahead - begin - i, me);
         copy_async_wait();
+        if (has_up && i == 1) parents_arrive();
     }
 }
 

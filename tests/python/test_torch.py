@@ -162,6 +162,33 @@ def test_gradients_of_views(random, turn):
     assert torch.equal(found, torch.stack(want, 2))
 
 
+def test_calls_that_look_alike(random):
+    """What is kept of a call serves the next one: other numbers, seeds and masks, not options."""
+    first, second = (tensors(random(*[(2, 21, 2, 4)] * 3)) for _ in range(2))
+    mask = torch.arange(42).reshape(2, 21) % 5 > 0
+    calls = [(inputs, options) for inputs in (first, second)
+             for options in ({}, {"key_mask": mask}, {"key_mask": ~mask}, {"causal": True},
+                             {"dropout_p": 0.5, "seed": 1}, {"dropout_p": 0.5, "seed": 2})]
+    kept = [htransformer.attention(*inputs, block=4, **options) for inputs, options in calls]
+    for (inputs, options), z in zip(calls, kept):
+        htransformer.clear_plans()
+        assert torch.equal(htransformer.attention(*inputs, block=4, **options), z)
+    for block in (4.0, [4]):
+        with pytest.raises(htransformer.InvalidError):
+            htransformer.attention(*first, block=block)
+
+
+def test_saved_tensors_of_other_strides(random):
+    """Hooks may hand backward copies of what forward saw."""
+    (fused, dz), grads = tensors(random((2, 33, 3, 2, 4), (2, 33, 2, 4))), []
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    for copy in (lambda x: x, lambda x: x.contiguous().clone()):
+        with hooks(lambda x: x, copy):
+            grads += torch.autograd.grad(htransformer.attention(*fused.unbind(2), block=4), fused,
+                                         dz)
+    assert torch.equal(*grads)
+
+
 def test_qkvpacked_equals_attention(random):
     fused, dz = tensors(random((2, 33, 3, 2, 4), (2, 33, 2, 4)))
     a = htransformer.attention(*fused.unbind(2), block=4, causal=True)
