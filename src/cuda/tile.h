@@ -18,10 +18,7 @@
 #include "cuda/generic_tile.h"
 #include "cuda/hier_tile.h"
 
-enum { GROUP = 16, STEP = 4, STEP_ROWS = GROUP * STEP };
-
-/* Thread blocks that own queries. */
-enum { QUERY_WARPS = 8, QUERY_THREADS = 32 * QUERY_WARPS, TILE_ROWS = GROUP * QUERY_WARPS };
+enum { GROUP = 16, STEP = 4, STEP_ROWS = GROUP * STEP, TILE_ROWS = GROUP * WARPS };
 
 typedef struct hti_tile_args {
     hti_cuda_args a;        /* of its pyramids only kn, qn, first, dkt, dvt, dqt, pieces are used */
@@ -246,20 +243,10 @@ DEVICE void load_own(frag<D> &to, const side &s, bool x, int first, uint32_t zer
 
 /* ---- bringing a step's rows ---- */
 
-/* A step in shared memory: 64 rows of x, 64 of y, then a number (log2(n)) or two (m, h) of each. */
-template <int D> struct step_shape {
-    static constexpr uint32_t SIDE = STEP_ROWS * 2 * D, BYTES = 2 * SIDE + STEP_ROWS * 8;
+/* A step in shared memory: rows of x, rows of y, then a number (log2(n)) or two (m, h) of each. */
+template <int D, int ROWS = STEP_ROWS> struct step_shape {
+    static constexpr uint32_t SIDE = ROWS * 2 * D, BYTES = 2 * SIDE + ROWS * 8;
 };
-
-/* Row r of a step (this thread's chunk of it): row `at` of x and row c of y, zeros if not there. */
-template <int D>
-DEVICE void fetch_row(uint32_t to, const side &s, const void *safe, int r, bool there, int64_t at,
-                      int c, int ch) {
-    uint32_t where = to + 2 * rows<D>::at(r, ch);
-    copy_async_if(where, there ? (const void *)(s.x + at * s.xs + 8 * ch) : safe, there);
-    copy_async_if(where + step_shape<D>::SIDE,
-                  there ? (const void *)(s.y + (int64_t)c * s.ys + 8 * ch) : safe, there);
-}
 
 /* ---- numbers beside the products ---- */
 
@@ -375,7 +362,7 @@ DEVICE unsigned sees(const hti_tile_args &t, int own, int count, bool grouped, i
 /* By all threads, once the list is made: all that is known of its groups. count: queries. */
 DEVICE void fill_list(group *list, const query_shared *s, const hti_tile_args &t, int first,
                       int count, bool grouped) {
-    for (int i = (int)threadIdx.x; i < STEP * s->steps; i += QUERY_THREADS) {
+    for (int i = (int)threadIdx.x; i < STEP * s->steps; i += THREADS) {
         group g = {(const bf16 *)t.a.q.data, (const bf16 *)t.a.q.data, 0, 0, list[i].word, 0, 0};
         if (g.word != NO_GROUP) {
             int level = word_level(g.word), k = word_first(g.word);
@@ -383,7 +370,7 @@ DEVICE void fill_list(group *list, const query_shared *s, const hti_tile_args &t
             g.x = from.x + k * from.xs, g.y = from.y + k * from.ys;
             g.xs = (int)from.xs, g.ys = (int)from.ys;
             g.left = min(GROUP, from.count - k);
-            for (int w = 0; w < QUERY_WARPS; w++)
+            for (int w = 0; w < WARPS; w++)
                 g.seen |= sees(t, first + GROUP * w, count, grouped, level, k) << (4 * w);
         }
         list[i] = g;
@@ -428,13 +415,12 @@ HTI_FN bool is_plain(const hti_cuda_args &a) {
 template <int D, bool PLAIN>
 DEVICE void fetch_step(char *to, const hti_tile_args &t, const query_shared *s,
                        const group *groups) {
-    constexpr int CH = D / 8, MOST = QUERY_THREADS / CH, PASS = MOST < STEP_ROWS ? MOST : STEP_ROWS;
+    constexpr int CH = D / 8, PASS = THREADS / CH;
     int ch = (int)threadIdx.x % CH, r0 = (int)threadIdx.x / CH;
     bool masked = !PLAIN && t.a.key_mask;
     uint32_t at = shared_address(to) + 2 * rows<D>::at(r0, ch);
 #pragma unroll
     for (int i = 0; i < STEP_ROWS / PASS; i++) {
-        if (MOST > PASS && r0 >= PASS) break;
         int r = (r0 + i * PASS) % GROUP;
         const group &g = groups[(r0 + i * PASS) / GROUP];
         bool there = r < g.left;

@@ -18,8 +18,8 @@ template <int D> struct query_memory {
     char *steps; /* two steps */
     query_shared *queries;
     group *list;
-    float *ds;     /* with dbias: [QUERY_WARPS][GROUP][LINE] */
-    float *tables; /* with dbias: [QUERY_WARPS][4 * block] sums of ds by distance */
+    float *ds;     /* with dbias: [WARPS][GROUP][LINE] */
+    float *tables; /* with dbias: [WARPS][4 * block] sums of ds by distance */
     int bytes;
 };
 
@@ -30,9 +30,8 @@ HTI_FN query_memory<D> query_layout(char *base, int most_groups, int block, bool
     m.steps = base;
     m.queries = (query_shared *)(base + used), used += (int)sizeof(query_shared);
     m.list = (group *)(base + used), used += (int)sizeof(group) * most_groups;
-    m.ds = dbias ? (float *)(base + used) : NULL,
-    used += dbias ? 4 * QUERY_WARPS * GROUP * LINE : 0;
-    m.tables = (float *)(base + used), used += dbias ? 4 * QUERY_WARPS * 4 * block : 0;
+    m.ds = dbias ? (float *)(base + used) : NULL, used += dbias ? 4 * WARPS * GROUP * LINE : 0;
+    m.tables = (float *)(base + used), used += dbias ? 4 * WARPS * 4 * block : 0;
     m.bytes = used;
     return m;
 }
@@ -169,14 +168,13 @@ DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_m
 }
 
 template <int D, bool PLAIN>
-static __global__ void __launch_bounds__(QUERY_THREADS, D <= 64 ? 2 : 1)
+static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
     tile_dq(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
     query_memory<D> m =
         query_layout<D>((char *)hti_shared, t.most_groups, a.block, !PLAIN && a.dbias);
     int head = (int)(blockIdx.x % a.q_heads); /* the grid is a multiple of q_heads */
-    for (int i = (int)threadIdx.x; m.ds && i < QUERY_WARPS * 4 * a.block; i += QUERY_THREADS)
-        m.tables[i] = 0;
+    for (int i = (int)threadIdx.x; m.ds && i < WARPS * 4 * a.block; i += THREADS) m.tables[i] = 0;
     for (int64_t work = blockIdx.x; work < a.work; work += gridDim.x) {
         int64_t tile = work / a.q_heads;
         int level = a.coarse ? find_level(a, &tile) : 0;
@@ -201,9 +199,9 @@ static __global__ void __launch_bounds__(QUERY_THREADS, D <= 64 ? 2 : 1)
     if (!m.ds) return;
     __syncthreads();
     float *out = a.bias_part + (int64_t)blockIdx.x * (4 * a.block - 1);
-    for (int i = (int)threadIdx.x; i < 4 * a.block - 1; i += QUERY_THREADS) {
+    for (int i = (int)threadIdx.x; i < 4 * a.block - 1; i += THREADS) {
         float sum = 0;
-        for (int w = 0; w < QUERY_WARPS; w++) sum += m.tables[w * 4 * a.block + i];
+        for (int w = 0; w < WARPS; w++) sum += m.tables[w * 4 * a.block + i];
         out[i] += sum;
     }
 }
@@ -219,8 +217,7 @@ template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t,
     a.work *= a.q_heads;
     dim3 grid((unsigned)(a.dbias ? (int64_t)a.bias_parts * a.q_heads : a.work));
     void (*kernel)(hti_tile_args) = is_plain(a) ? tile_dq<D, true> : tile_dq<D, false>;
-    return hti_cuda_launch(ctx, kernel, "running the tile kernel for dq", grid, QUERY_THREADS,
-                           shared, t);
+    return hti_cuda_launch(ctx, kernel, "running the tile kernel for dq", grid, THREADS, shared, t);
 }
 
 static ht_status launch_dq(const ht_context *ctx, const hti_tile_args &t, int coarse) {

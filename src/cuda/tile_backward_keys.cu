@@ -15,6 +15,11 @@ extern __shared__ float4 hti_shared[];
 
 enum { PIECE = 128 }; /* groups of queries in a piece, and in a chunk of work */
 
+/* Queries travel 128 at a time, where two steps leave room for three thread blocks. */
+template <int D> struct key_step : step_shape<D, D <= 64 ? 128 : 64> {
+    static constexpr int ROWS = D <= 64 ? 128 : 64, GROUPS = ROWS / GROUP;
+};
+
 /* Groups of keys that a thread block owns. Query fine: a block of keys or less, since the keys of
  * another block are seen by other rows; but low levels have few rows per key. */
 HTI_FN int key_groups(const hti_tile_args &t, int level) {
@@ -45,7 +50,7 @@ DEVICE void grad_group(key_rows<D> &o, const hti_tile_args &t, const float *bias
         load_key<D>(y, at + 8 * b * 2 * D, l.key);
         x[b][0] = x[b][1] = x[b][2] = x[b][3] = 0;
         dot8<D>(x[b], o.k, y);
-        load_key<D>(y, at + step_shape<D>::SIDE + 8 * b * 2 * D, l.key);
+        load_key<D>(y, at + key_step<D>::SIDE + 8 * b * 2 * D, l.key);
         gv[b][0] = gv[b][1] = gv[b][2] = gv[b][3] = 0;
         dot8<D>(gv[b], o.v, y);
         float4 n = *(const float4 *)(numbers + 2 * (8 * b + 2 * c));
@@ -69,7 +74,7 @@ DEVICE void grad_group(key_rows<D> &o, const hti_tile_args &t, const float *bias
         hide_later<true>(gv, o.own - first, 0);
     }
     add_values<D>(o.dk, gv[0], gv[1], at, l);
-    add_values<D>(o.dv, x[0], x[1], at + step_shape<D>::SIDE, l);
+    add_values<D>(o.dv, x[0], x[1], at + key_step<D>::SIDE, l);
 }
 
 /* Groups [from, to) of a tile's queries, for every head of its group of heads. */
@@ -82,48 +87,51 @@ struct key_walk {
 template <int D>
 DEVICE void fetch_queries(char *to, const hti_tile_args &t, const key_walk &w, const side &s,
                           int at) {
-    constexpr int CH = D / 8, PASS = THREADS / CH;
+    constexpr int CH = D / 8, PASS = THREADS / CH, ROWS = key_step<D>::ROWS;
     int ch = (int)threadIdx.x % CH, r0 = (int)threadIdx.x / CH, left = w.r.hi0 - w.r.lo0;
-    int first = w.r.at(at) * GROUP;
-    bool whole = at + STEP <= w.to && (at >= left || at + STEP <= left) &&
-                 first + STEP_ROWS <= s.count && !s.mask && !s.index && !s.watch;
+    int first = w.r.at(at) * GROUP, end = at + key_step<D>::GROUPS;
+    uint32_t where = shared_address(to) + 2 * rows<D>::at(r0, ch); /* turns repeat every 8 rows */
+    bool whole = end <= w.to && (at >= left || end <= left) && first + ROWS <= s.count && !s.mask &&
+                 !s.index && !s.watch;
     if (whole) {
         const bf16 *x = s.x + (first + r0) * s.xs + 8 * ch, *y = s.y + (first + r0) * s.ys + 8 * ch;
 #pragma unroll
-        for (int r = r0; r < STEP_ROWS; r += PASS) {
-            uint32_t where = shared_address(to) + 2 * rows<D>::at(r, ch);
-            copy_async(where, x), copy_async(where + step_shape<D>::SIDE, y);
+        for (int i = 0; i < ROWS / PASS; i++, where += PASS * 2 * D) {
+            copy_async(where, x), copy_async(where + key_step<D>::SIDE, y);
             x += PASS * s.xs, y += PASS * s.ys;
         }
     } else {
-#pragma unroll
-        for (int r = r0; r < STEP_ROWS; r += PASS) {
-            int i = at + r / GROUP, c = i < w.to ? w.r.at(i) * GROUP + r % GROUP : s.count;
+#pragma unroll 1
+        for (int i = 0; i < ROWS / PASS; i++, where += PASS * 2 * D) {
+            int r = r0 + i * PASS, group = at + r / GROUP;
+            int c = group < w.to ? w.r.at(group) * GROUP + r % GROUP : s.count;
             int64_t from;
             bool there = is_there(s, c, &from);
-            fetch_row<D>(shared_address(to), s, t.a.q.data, r, there, from, c, ch);
+            const void *x = s.x + from * s.xs + 8 * ch, *y = s.y + c * s.ys + 8 * ch;
+            copy_async_if(where, there ? x : t.a.q.data, there);
+            copy_async_if(where + key_step<D>::SIDE, there ? y : t.a.q.data, there);
         }
     }
-    int r = (int)threadIdx.x, i = at + r / GROUP;
-    if (r >= STEP_ROWS) return;
-    int c = i < w.to ? w.r.at(i) * GROUP + r % GROUP : s.count;
-    copy8_async_if(shared_address(to) + 2 * step_shape<D>::SIDE + 8 * r,
+    int r = (int)threadIdx.x, group = at + r / GROUP;
+    if (r >= ROWS) return;
+    int c = group < w.to ? w.r.at(group) * GROUP + r % GROUP : s.count;
+    copy8_async_if(shared_address(to) + 2 * key_step<D>::SIDE + 8 * r,
                    s.numbers + (c < s.count ? c : 0), c < s.count);
 }
 
-/* This warp's share of the groups at..at + 3 of head q_head, in shared memory. */
+/* This warp's share of the groups from `at` on of head q_head, in shared memory. */
 template <int D, bool PLAIN>
 DEVICE void grad_step(key_rows<D> &o, const hti_tile_args &t, const key_walk &w, const place &p,
                       const char *here, int q_head, int at, const lanes<D> &l) {
     const float *bias = bias_of(t, q_head);
-    for (int i = o.split; i < STEP && at + i < w.to; i += o.splits) {
+    for (int i = o.split; i < key_step<D>::GROUPS && at + i < w.to; i += o.splits) {
         int first = w.r.at(at + i) * GROUP;
         unsigned bits = sight(t, o.level, first >> o.shift, (first + 8) >> o.shift, o.own);
         if (t.a.causal && o.level == 0 && first + GROUP <= o.own) bits = 0;
         if (bits)
             grad_group<D, PLAIN>(
                 o, t, bias, dropout_of(t, p, q_head), shared_address(here) + i * GROUP * 2 * D,
-                (const float *)(here + 2 * step_shape<D>::SIDE) + 2 * i * GROUP, first, bits, l);
+                (const float *)(here + 2 * key_step<D>::SIDE) + 2 * i * GROUP, first, bits, l);
     }
 }
 
@@ -131,7 +139,7 @@ DEVICE void grad_step(key_rows<D> &o, const hti_tile_args &t, const key_walk &w,
 template <int D, bool PLAIN>
 DEVICE void walk_keys(key_rows<D> &o, const hti_tile_args &t, const key_walk &w, const place &p) {
     char *steps = (char *)hti_shared;
-    side *s = (side *)(steps + 2 * step_shape<D>::BYTES); /* of the head whose rows are brought */
+    side *s = (side *)(steps + 2 * key_step<D>::BYTES); /* of the head whose rows are brought */
     int head = w.kv_head * t.a.group, end = head + t.a.group, next = head, next_at = w.from;
     int stage = 0;
     lanes<D> l;
@@ -141,18 +149,18 @@ DEVICE void walk_keys(key_rows<D> &o, const hti_tile_args &t, const key_walk &w,
             if (threadIdx.x == 0) *s = query_side(t, p, next, o.level, t.a.turn && o.level == 0);
             __syncthreads();
         }
-        fetch_queries<D>(steps + to * step_shape<D>::BYTES, t, w, *s, next_at);
-        next_at += STEP;
+        fetch_queries<D>(steps + to * key_step<D>::BYTES, t, w, *s, next_at);
+        next_at += key_step<D>::GROUPS;
         if (next_at >= w.to) next_at = w.from, next++;
     };
     if (w.from >= w.to) return;
     fetch(0);
     for (; head < end; head++) {
-        for (int at = w.from; at < w.to; at += STEP, stage ^= 1) {
+        for (int at = w.from; at < w.to; at += key_step<D>::GROUPS, stage ^= 1) {
             copy_async_wait();
             __syncthreads(); /* this step has arrived, and nobody reads the other one any more */
             if (next < end) fetch(stage ^ 1);
-            grad_step<D, PLAIN>(o, t, w, p, steps + stage * step_shape<D>::BYTES, head, at, l);
+            grad_step<D, PLAIN>(o, t, w, p, steps + stage * key_step<D>::BYTES, head, at, l);
         }
     }
 }
@@ -326,7 +334,7 @@ static int64_t order_work(hti_tile_args *t) {
 
 template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t, int coarse) {
     hti_cuda_args &a = t.a;
-    size_t shared = 2 * step_shape<D>::BYTES + sizeof(side);
+    size_t shared = 2 * key_step<D>::BYTES + sizeof(side);
     a.coarse = coarse;
     a.work = coarse ? order_work(&t) : tiles_of(a, 0, GROUP * key_groups(t, 0));
     void (*kernel)(hti_tile_args) = is_plain(a) ? tile_dkdv<D, true> : tile_dkdv<D, false>;

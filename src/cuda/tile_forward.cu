@@ -1,5 +1,5 @@
 /*
- * Forward of the tile kernels. Query fine and kind local: a tile of 128 rows walks over all levels
+ * Forward of the tile kernels. Query fine and kind local: a tile of 64 rows walks over all levels
  * it sees. mean and first: one launch over the coarse levels leaves every coarse query's output
  * and lse, and the launch over level 0 merges what the clusters above a row left.
  */
@@ -175,7 +175,7 @@ DEVICE void store_state(const state<D> &s, const hti_tile_args &t, const place &
 /* ---- the kernel ---- */
 
 template <int D, bool PLAIN>
-static __global__ void __launch_bounds__(QUERY_THREADS, D <= 64 ? 2 : 1)
+static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
     tile_attend(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
     forward_memory<D> m = forward_layout<D>((char *)hti_shared, t.most_groups);
@@ -234,12 +234,12 @@ template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t)
         for (int l = 1; l < a.levels; l++) a.work += a.level_work[l] = tiles_of(a, l, TILE_ROWS);
         a.work *= a.q_heads;
         TRY(hti_cuda_launch(ctx, kernel, "running the tile kernel for coarse queries",
-                            dim3((unsigned)a.work), QUERY_THREADS, shared, t));
+                            dim3((unsigned)a.work), THREADS, shared, t));
         TRY(hti_tile_lower_outputs(ctx, t));
     }
     a.coarse = 0, a.work = tiles_of(a, 0, TILE_ROWS) * a.q_heads;
-    return hti_cuda_launch(ctx, kernel, "running the tile kernel", dim3((unsigned)a.work),
-                           QUERY_THREADS, shared, t);
+    return hti_cuda_launch(ctx, kernel, "running the tile kernel", dim3((unsigned)a.work), THREADS,
+                           shared, t);
 }
 
 ht_status hti_tile_run_forward(const ht_context *ctx, hti_tile_args t) {

@@ -14,29 +14,29 @@ struct spot {
     int head, cluster, part, last; /* last: the highest level that is read */
 };
 
-DEVICE bool find_spot(spot *s, const hti_cuda_args &a, int heads, int width) {
+DEVICE bool find_spot(spot *s, const hti_tile_args &t, int heads, int width) {
+    const hti_cuda_args &a = t.a;
     int parts = a.head_dim / width, per = THREADS / parts;
-    int64_t tile = blockIdx.x / heads;
-    s->head = (int)(blockIdx.x % heads);
+    unsigned tile = blockIdx.x / (unsigned)heads;
+    s->head = (int)(blockIdx.x - tile * (unsigned)heads);
     s->part = (int)threadIdx.x % parts;
-    if (tile >= tiles_of(a, a.stage, per) || !find_place(&s->p, a, a.stage, per, tile))
-        return false;
+    if (tile >= a.work || !find_tile(&s->p, t, a.stage, per, tile)) return false;
     s->cluster = s->p.first + (int)threadIdx.x / parts;
-    int top = levels_of(a, s->p.length) - 1;
+    int top = levels_at(t, s->p) - 1;
     s->last = a.stage == LOW ? min(MIDDLE, top) : top;
     return true;
 }
 
-DEVICE int64_t spot_row(const hti_cuda_args &a, const spot &s, int level) {
-    return hti_cluster_at(a, s.p.start, level) + (s.cluster >> (level - a.stage));
+DEVICE int64_t spot_row(const hti_tile_args &t, const spot &s, int level) {
+    return cluster_at(t, s.p, level) + (s.cluster >> (level - t.a.stage));
 }
 
 static ht_status launch(const ht_context *ctx, void (*kernel)(hti_tile_args), const char *name,
                         hti_tile_args t, int heads, int operands, int width) {
     for (t.a.stage = MIDDLE; t.a.stage >= LOW; t.a.stage -= MIDDLE - LOW) {
         if (t.a.stage >= t.a.levels) continue;
-        int64_t tiles = tiles_of(t.a, t.a.stage, THREADS * width / t.a.head_dim);
-        dim3 grid((unsigned)(tiles * heads), (unsigned)operands);
+        t.a.work = tiles_of(t.a, t.a.stage, THREADS * width / t.a.head_dim);
+        dim3 grid((unsigned)(t.a.work * heads), (unsigned)operands);
         TRY(hti_cuda_launch(ctx, kernel, name, grid, THREADS, 0, t));
     }
     return HT_OK;
@@ -48,12 +48,12 @@ static __global__ void __launch_bounds__(THREADS)
     tile_lower_outputs(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
     spot s;
-    if (!find_spot(&s, a, a.q_heads, 8)) return;
+    if (!find_spot(&s, t, a.q_heads, 8)) return;
     bool inside = s.cluster < hti_clusters(s.p.length, a.stage);
     float m = HTI_NEG_INF, sum = 0, o[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll 4
     for (int level = a.stage; inside && level <= s.last; level++) {
-        int64_t row = s.head * a.clusters + spot_row(a, s, level);
+        int64_t row = s.head * a.clusters + spot_row(t, s, level);
         float lse = t.zl[row], z[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         add_row(z, t.zb + row * a.head_dim + 8 * s.part);
         float top = fmaxf(m, lse), base = top == HTI_NEG_INF ? 0 : top;
@@ -63,7 +63,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads(); /* everybody has read the lse that is now replaced */
     if (!inside) return;
-    int64_t row = s.head * a.clusters + spot_row(a, s, a.stage);
+    int64_t row = s.head * a.clusters + spot_row(t, s, a.stage);
     float inverse = m == HTI_NEG_INF ? 0 : 1 / sum;
     for (int i = 0; i < 8; i++) o[i] *= inverse;
     *(uint4 *)(t.zb + row * a.head_dim + 8 * s.part) = pack8(o);
@@ -88,21 +88,18 @@ static __global__ void __launch_bounds__(THREADS)
     const float *counts = of_queries ? (a.query_mask ? a.qn : NULL) : a.key_mask ? a.kn : NULL;
     bool first = of_queries && a.query == HT_QUERY_FIRST;
     spot s;
-    if (blockIdx.x >= tiles_of(a, a.stage, THREADS * 4 / a.head_dim) * heads ||
-        !find_spot(&s, a, heads, 4))
-        return;
+    if (!find_spot(&s, t, heads, 4)) return;
     if (s.cluster >= hti_clusters(s.p.length, a.stage)) return;
-    int own =
-        first ? first_row(a, s.p, a.stage, hti_cluster_at(a, s.p.start, a.stage), s.cluster) : 0;
+    int own = first ? first_row(a, s.p, a.stage, cluster_at(t, s.p, a.stage), s.cluster) : 0;
     float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 4
     for (int level = a.stage; level <= s.last; level++) {
-        int64_t row = spot_row(a, s, level);
+        int64_t row = spot_row(t, s, level);
         int c = s.cluster >> (level - a.stage);
         float4 x = *(const float4 *)(grads + (s.head * a.clusters + row) * a.head_dim + 4 * s.part);
         float share = 1;
         if (first) {
-            int64_t at = hti_cluster_at(a, s.p.start, level);
+            int64_t at = cluster_at(t, s.p, level);
             share = first_row(a, s.p, level, at, c) == own ? 1 : 0;
         } else if (a.stage == MIDDLE || level != MIDDLE) {
             float n = counts ? counts[row] : (float)min(1 << level, s.p.length - (c << level));
@@ -111,7 +108,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (share == 0) continue;
         sum.x += share * x.x, sum.y += share * x.y, sum.z += share * x.z, sum.w += share * x.w;
     }
-    int64_t row = s.head * a.clusters + spot_row(a, s, a.stage);
+    int64_t row = s.head * a.clusters + spot_row(t, s, a.stage);
     *(float4 *)(grads + row * a.head_dim + 4 * s.part) = sum;
 }
 
