@@ -43,26 +43,43 @@ template <int D> struct query_rows {
     float m[2], h[2];
 };
 
-/* Adds a group's ds to the warp's table, by distance: a lane sums one distance over the rows. */
-template <int D>
+/* Adds a group's ds to the warp's table, by distance, where the rows are of one cluster: sums of
+ * columns. */
+DEVICE void add_bias_columns(float *table, const float x[2][4]) {
+    int lane = lane_id();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int b = i >> 1, odd = i & 1;
+        float sum = x[b][odd] + x[b][2 + odd];
+        for (int o = 4; o < 32; o *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, o);
+        if (lane < 4) table[8 * b + 2 * lane + odd] += sum;
+    }
+}
+
+/* The same for rows of several clusters: a lane sums one distance over the rows. */
 DEVICE void add_bias(float *table, float *ds, const float x[2][4], const hti_tile_args &t,
                      const walker &w, int level, int k) {
     int lane = lane_id(), g = lane >> 2, c = lane & 3, shift = w.grouped ? 0 : level;
+    int first = w.own >> shift, last = (w.own + GROUP - 1) >> shift;
+    int lowest = k - last, count = GROUP + last - first;
+    table += lowest + 2 * t.a.block - 1;
+    if (first == last) {
+        add_bias_columns(table, x);
+        return;
+    }
     __syncwarp();
 #pragma unroll
     for (int e = 0; e < 8; e++)
         ds[(g + 8 * (e >> 1 & 1)) * LINE + 8 * (e >> 2) + 2 * c + (e & 1)] = x[e >> 2][e & 3];
     __syncwarp();
-    int first = w.own >> shift, last = (w.own + GROUP - 1) >> shift;
-    int lowest = k - last, count = GROUP + last - first;
-    if (lane < count) {
-        float sum = 0;
-        for (int r = 0; r < GROUP; r++) {
-            int j = ((w.own + r) >> shift) + lowest + lane - k;
-            if (j >= 0 && j < GROUP) sum += ds[r * LINE + j];
-        }
-        table[lowest + lane + 2 * t.a.block - 1] += sum;
+    if (lane >= count) return;
+    float sum = 0;
+    for (int r = 0; r < GROUP; r++) {
+        int j = ((w.own + r) >> shift) + lowest + lane - k;
+        if (j >= 0 && j < GROUP) sum += ds[r * LINE + j];
     }
+    table[lane] += sum;
 }
 
 /* One group of keys in shared memory at `at`. */
@@ -97,7 +114,7 @@ DEVICE void grad_group(query_rows<D> &o, float *table, float *ds, const hti_tile
     }
     if (bits != 15) hide<false>(x, bits, 0);
     if (t.a.causal && level == 0 && k + GROUP > w.own) hide_later<false>(x, w.own - k, 0);
-    if (!PLAIN && table) add_bias<D>(table, ds, x, t, w, level, k);
+    if (!PLAIN && table) add_bias(table, ds, x, t, w, level, k);
     add_values<D>(o.dq, x[0], x[1], at, l);
 }
 
