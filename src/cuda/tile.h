@@ -34,11 +34,11 @@ typedef struct hti_tile_args {
     uint32_t magic, shift;  /* division of a group's number by groups per block */
     uint32_t zero;          /* see settle() */
     int most_groups;        /* room of the list of groups in shared memory */
-    int64_t piece_at[HTI_CUDA_LEVELS]; /* row of the partial sums where a level begins */
     /* coarse dk, dv: work in the order of the queries' rows, a chunk of rows at a time */
     int chunk_work;                   /* of all levels in a chunk */
     int chunk_level[HTI_CUDA_LEVELS]; /* of one */
-    int chunk_ahead[HTI_CUDA_LEVELS]; /* chunks from a level's first key to its first query */
+    int high;                         /* query fine: from this level on a chunk lies in one block */
+    int slots;                        /* groups of keys that a chunk's rows see on those levels */
 } hti_tile_args;
 
 /* ---- who sees whom ---- */

@@ -5,15 +5,18 @@
  *     P = exp2(s - m)     ds = P (r <G, v> - h)     dV~ += r P G     dK~ += ds q~
  *
  * The four warps share out key groups and queries: with 4 groups of keys every warp takes all
- * queries, with 1 group each takes a quarter of them, and their sums are added in order. Query
- * fine: a coarse key is seen by many rows. These are cut into pieces, each leaves a partial sum,
- * and a second kernel adds them in order. No atomics, the same bits every time.
+ * queries, with 1 group each takes a quarter of them, and their sums are added in order.
+ *
+ * Query fine: a coarse key is seen by many rows. From level `high` on it is these that are owned: a
+ * chunk of rows is one block of that level and sees one block of keys per level, or two. A warp
+ * takes 16 of these keys, of any level, so that four levels share what is read; it leaves a partial
+ * sum, and a second kernel adds those of all chunks in order. No atomics, the same bits every time.
  */
 #include "cuda/tile_grad.h"
 
 extern __shared__ float4 hti_shared[];
 
-enum { PIECE = 128 }; /* groups of queries in a piece, and in a chunk of work */
+enum { CHUNK = 2048 }; /* rows of queries that a chunk of work has at least */
 
 /* Queries travel 128 at a time, where two steps leave room for three thread blocks. */
 template <int D> struct key_step : step_shape<D, D <= 64 ? 128 : 64> {
@@ -34,6 +37,7 @@ template <int D> struct key_rows {
     float weight[2];                  /* log2(n) of keys g and g + 8 */
     int own, level, shift;            /* shift: from a query's row to its cluster */
     int groups, split, splits;        /* this warp takes group `split` of each `splits` queries' */
+    int slot;                         /* of a chunk; -1: none */
 };
 
 /* One group of 16 queries (rows `first` ...) in shared memory at `at`; numbers: their (m, h). */
@@ -77,10 +81,10 @@ DEVICE void grad_group(key_rows<D> &o, const hti_tile_args &t, const float *bias
     add_values<D>(o.dv, x[0], x[1], at + key_step<D>::SIDE, l);
 }
 
-/* Groups [from, to) of a tile's queries, for every head of its group of heads. */
+/* The first `to` groups of some ranges of queries, for every head of its group of heads. */
 struct key_walk {
     ranges r;
-    int from, to, kv_head;
+    int to, kv_head;
 };
 
 /* Groups `at` ... of the queries into shared memory. */
@@ -123,6 +127,7 @@ DEVICE void fetch_queries(char *to, const hti_tile_args &t, const key_walk &w, c
 template <int D, bool PLAIN>
 DEVICE void grad_step(key_rows<D> &o, const hti_tile_args &t, const key_walk &w, const place &p,
                       const char *here, int q_head, int at, const lanes<D> &l) {
+    if (o.slot < 0) return;
     const float *bias = bias_of(t, q_head);
     for (int i = o.split; i < key_step<D>::GROUPS && at + i < w.to; i += o.splits) {
         int first = w.r.at(at + i) * GROUP;
@@ -140,23 +145,23 @@ template <int D, bool PLAIN>
 DEVICE void walk_keys(key_rows<D> &o, const hti_tile_args &t, const key_walk &w, const place &p) {
     char *steps = (char *)hti_shared;
     side *s = (side *)(steps + 2 * key_step<D>::BYTES); /* of the head whose rows are brought */
-    int head = w.kv_head * t.a.group, end = head + t.a.group, next = head, next_at = w.from;
+    int head = w.kv_head * t.a.group, end = head + t.a.group, next = head, next_at = 0;
     int stage = 0;
     lanes<D> l;
     find_lanes(l, lane_id());
     auto fetch = [&](int to) {
-        if (next_at == w.from) { /* another head */
+        if (next_at == 0) { /* another head */
             if (threadIdx.x == 0) *s = query_side(t, p, next, o.level, t.a.turn && o.level == 0);
             __syncthreads();
         }
         fetch_queries<D>(steps + to * key_step<D>::BYTES, t, w, *s, next_at);
         next_at += key_step<D>::GROUPS;
-        if (next_at >= w.to) next_at = w.from, next++;
+        if (next_at >= w.to) next_at = 0, next++;
     };
-    if (w.from >= w.to) return;
+    if (w.to <= 0) return;
     fetch(0);
     for (; head < end; head++) {
-        for (int at = w.from; at < w.to; at += key_step<D>::GROUPS, stage ^= 1) {
+        for (int at = 0; at < w.to; at += key_step<D>::GROUPS, stage ^= 1) {
             copy_async_wait();
             __syncthreads(); /* this step has arrived, and nobody reads the other one any more */
             if (next < end) fetch(stage ^ 1);
@@ -187,25 +192,9 @@ template <int D> DEVICE void join_splits(key_rows<D> &o) {
     }
 }
 
-/* Pieces of a key tile's queries at a level. */
-HTI_FN int64_t pieces_of(const hti_tile_args &t, int level) {
-    if (t.a.query != HT_QUERY_FINE || level == 0) return 1;
-    int64_t most = (int64_t)(t.a.causal ? 1 : 2) * t.a.block << level, length = t.a.length;
-    int64_t groups = ((most < length ? most : length) + GROUP - 1) / GROUP;
-    return (groups + PIECE - 1) / PIECE;
-}
-
 template <int D>
-DEVICE void store_keys(key_rows<D> &o, const hti_tile_args &t, const place &p, int kv_head,
-                       int64_t piece) {
+DEVICE void store_keys(key_rows<D> &o, const hti_tile_args &t, const place &p, int kv_head) {
     const hti_cuda_args &a = t.a;
-    if (piece >= 0) {
-        int64_t rows = GROUP * o.groups;
-        float *to = a.pieces + (t.piece_at[o.level] + piece * rows) * 2 * D;
-        store_sums<D>(to + (o.own - p.first) * D, o.dk, GROUP);
-        store_sums<D>(to + (rows + o.own - p.first) * D, o.dv, GROUP);
-        return;
-    }
     if (o.level > 0) {
         int64_t at = kv_head * a.clusters + cluster_at(t, p, o.level) + o.own;
         int count = (int)hti_clusters(p.length, o.level) - o.own;
@@ -231,8 +220,53 @@ DEVICE bool find_work(int *level, int *work, const hti_tile_args &t) {
     int chunk = *work / t.chunk_work, i = *work - chunk * t.chunk_work, l = 1;
     while (i >= t.chunk_level[l]) i -= t.chunk_level[l++];
     *level = l;
-    *work = (chunk - t.chunk_ahead[l]) * t.chunk_level[l] + i;
-    return chunk >= t.chunk_ahead[l] && *work < t.a.level_work[l];
+    *work = chunk * t.chunk_level[l] + i;
+    return *work < t.a.level_work[l];
+}
+
+/* A tile of keys and the queries that see it. */
+template <int D>
+DEVICE bool open_tile(key_rows<D> &o, key_walk *w, place *p, const hti_tile_args &t, int level,
+                      int tile) {
+    o.groups = key_groups(t, level), o.level = level, o.shift = is_fine(t) ? level : 0;
+    if (!find_tile(p, t, level, GROUP * o.groups, (unsigned)tile)) return false;
+    o.own = p->first + GROUP * (warp_id() & (o.groups - 1));
+    o.splits = WARPS / o.groups, o.split = warp_id() / o.groups, o.slot = 0;
+    int last = min(p->first + GROUP * o.groups, (int)hti_clusters(p->length, level)) - 1;
+    w->r = queries_seeing(t, p->length, level, p->first, last);
+    w->to = w->r.count();
+    return true;
+}
+
+/* Groups of keys of a level that a chunk sees: slots of a level. */
+HTI_FN int level_slots(const hti_cuda_args &a) { return (a.causal ? 1 : 2) * (a.block / GROUP); }
+
+/* A chunk of queries, and the keys of this warp's slot: left blocks of all levels, or left and
+ * right ones. */
+template <int D>
+DEVICE bool open_chunk(key_rows<D> &o, key_walk *w, place *p, const hti_tile_args &t, int work) {
+    int each = (t.slots + WARPS - 1) / WARPS, chunk = work / each, per = level_slots(t.a);
+    int slot = (work - chunk * each) * WARPS + warp_id(), above = slot / per;
+    int in_level = slot - above * per, block = t.a.block, right = in_level * GROUP >= block;
+    if (!find_tile(p, t, t.high, block, (unsigned)chunk)) return false;
+    int first = p->first << t.high, level = t.high + above;
+    bool exists = slot < t.slots && level < levels_at(t, *p);
+    if (!exists) level = t.high;
+    int b = block_of(t, first >> level) + (right ? 1 : -1);
+    o.own = b * block + in_level * GROUP - right * block;
+    o.groups = WARPS, o.split = 0, o.splits = 1, o.level = o.shift = level;
+    o.slot = exists && b >= 0 && o.own < hti_clusters(p->length, level) ? slot : -1;
+    if (o.slot < 0) o.own = 0;
+    int end = min(first + (block << t.high), p->length);
+    w->r = {first / GROUP, (end + GROUP - 1) / GROUP, 0, 0};
+    w->to = w->r.count();
+    return true;
+}
+
+/* Where the partial sums of a chunk's slot lie: [2][16][dim]. */
+DEVICE float *slot_at(const hti_tile_args &t, int64_t chunk, int kv_head, int slot) {
+    int64_t number = (chunk * t.a.kv_heads + kv_head) * t.slots + slot;
+    return t.a.pieces + number * GROUP * 2 * t.a.head_dim;
 }
 
 template <int D, bool PLAIN>
@@ -242,21 +276,13 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 1)
     int kv_head = (int)(blockIdx.x % a.kv_heads), level = 0;
     int work = (int)(blockIdx.x / a.kv_heads);
     if (a.coarse && !find_work(&level, &work, t)) return;
-    unsigned pieces = (unsigned)pieces_of(t, level), tile = (unsigned)work / pieces;
-    unsigned piece = (unsigned)work - tile * pieces;
+    bool by_chunk = a.coarse && level == t.high;
     key_rows<D> o;
-    place p;
-    o.groups = key_groups(t, level), o.level = level, o.shift = is_fine(t) ? level : 0;
-    if (!find_tile(&p, t, level, GROUP * o.groups, tile)) return;
-    o.own = p.first + GROUP * (warp_id() & (o.groups - 1));
-    o.splits = WARPS / o.groups, o.split = warp_id() / o.groups;
-    side keys = key_side(t, p, kv_head, level);
     key_walk w;
-    int last = min(p.first + GROUP * o.groups, keys.count) - 1;
-    w.r = queries_seeing(t, p.length, level, p.first, last);
+    place p;
+    if (by_chunk ? !open_chunk(o, &w, &p, t, work) : !open_tile(o, &w, &p, t, level, work)) return;
+    side keys = key_side(t, p, kv_head, o.level);
     w.kv_head = kv_head;
-    w.from = pieces > 1 ? min(w.r.count(), (int)piece * PIECE) : 0;
-    w.to = pieces > 1 ? min(w.r.count(), w.from + PIECE) : w.r.count();
     load_own<D>(o.k, keys, true, o.own, t.zero);
     load_own<D>(o.v, keys, false, o.own, t.zero);
 #pragma unroll
@@ -268,66 +294,78 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 3 : 1)
     }
     walk_keys<D, PLAIN>(o, t, w, p);
     join_splits<D>(o);
-    int64_t number = (int64_t)work * a.kv_heads + kv_head;
-    if (warp_id() < o.groups) store_keys<D>(o, t, p, kv_head, pieces > 1 ? number : -1);
+    if (!by_chunk) {
+        if (warp_id() < o.groups) store_keys<D>(o, t, p, kv_head);
+    } else if (o.slot >= 0) {
+        float *to = slot_at(t, work / ((t.slots + WARPS - 1) / WARPS), kv_head, o.slot);
+        store_sums<D>(to, o.dk, GROUP);
+        store_sums<D>(to + GROUP * D, o.dv, GROUP);
+    }
 }
 
-/* Query fine: dK~ and dV~ of a tile = the sum of its pieces. x: level, tile, key head; y: four
- * columns per thread. */
+/* From level `high` on: dK~ and dV~ of 16 keys = the sum over the chunks that see them. x: level,
+ * group, key head; y: four columns per thread. */
 static __global__ void __launch_bounds__(THREADS)
     tile_join(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
     int kv_head = (int)(blockIdx.x % a.kv_heads), d = a.head_dim;
     int64_t tile = blockIdx.x / a.kv_heads;
-    int level = find_level(a, &tile), own = GROUP * key_groups(t, level);
-    int64_t pieces = pieces_of(t, level);
+    int level = find_level(a, &tile), i = 4 * (int)(blockIdx.y * THREADS + threadIdx.x);
     place p;
-    int i = 4 * (int)(blockIdx.y * THREADS + threadIdx.x), of_values = i >= own * d;
-    if (i >= 2 * own * d || !find_tile(&p, t, level, own, (unsigned)tile)) return;
-    int64_t at = kv_head * a.clusters + cluster_at(t, p, level) + p.first;
-    int64_t size = (int64_t)own * 2 * d, step = a.kv_heads * size;
-    const float *from =
-        a.pieces + t.piece_at[level] * 2 * d + (tile * pieces * a.kv_heads + kv_head) * size + i;
-    if (of_values) i -= own * d;
-    if (i / d >= hti_clusters(p.length, level) - p.first) return;
+    if (i >= 2 * GROUP * d || !find_tile(&p, t, level, GROUP, (unsigned)tile)) return;
+    int b = block_of(t, p.first), many = 1 << (level - t.high);
+    int chunks = block_of(t, (int)hti_clusters(p.length, t.high) - 1) + 1;
+    int64_t before = is_even(a) ? (int64_t)p.sequence * chunks
+                                : tiles_before(p.start, p.sequence, a.block, t.high, a.block);
+    int slot = (level - t.high) * level_slots(a) + (p.first - b * a.block) / GROUP;
     float4 sum = make_float4(0, 0, 0, 0);
+    for (int side = a.causal ? 1 : 0; side < 2; side++) { /* queries of the left block, the right */
+        int first = (side ? b + 1 : b - 1) * many, end = min(first + many, chunks);
+        int at = side ? slot : slot + a.block / GROUP;
 #pragma unroll 8
-    for (int64_t k = 0; k < pieces; k++) {
-        float4 x = *(const float4 *)(from + k * step);
-        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+        for (int c = max(first, 0); c < end; c++) {
+            float4 x = *(const float4 *)(slot_at(t, before + c, kv_head, at) + i);
+            sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+        }
     }
-    *(float4 *)((of_values ? a.dvt : a.dkt) + at * d + i) = sum;
+    int of_values = i >= GROUP * d, row = (of_values ? i - GROUP * d : i) / d;
+    if (p.first + row >= hti_clusters(p.length, level)) return;
+    int64_t to = (kv_head * a.clusters + cluster_at(t, p, level) + p.first) * d;
+    *(float4 *)((of_values ? a.dvt - GROUP * d : a.dkt) + to + i) = sum;
 }
 
 /* ---- launching ---- */
 
 int64_t hti_tile_pieces(hti_tile_args *t) {
     hti_cuda_args &a = t->a;
-    int64_t rows = 0;
-    for (int l = 1; l < a.levels; l++) {
-        /* room for a packed call: it is cut into more tiles */
-        int own = GROUP * key_groups(*t, l);
-        int64_t tiles = tiles_before(a.rows, a.sequences, a.block, l, own);
-        t->piece_at[l] = rows;
-        if (pieces_of(*t, l) > 1) rows += tiles * pieces_of(*t, l) * a.kv_heads * own;
+    for (t->high = 1; a.block << t->high < CHUNK;) t->high++;
+    t->slots = (a.levels - t->high) * level_slots(a);
+    if (a.query == HT_QUERY_FINE && t->slots > 0) {
+        /* room for a packed call: it is cut into more chunks */
+        int64_t chunks = tiles_before(a.rows, a.sequences, a.block, t->high, a.block);
+        return chunks * a.kv_heads * t->slots * GROUP;
     }
-    return rows;
+    t->high = HTI_CUDA_LEVELS;
+    return 0;
 }
 
 /* The order of coarse work; returns how much there is, with gaps. */
 static int64_t order_work(hti_tile_args *t) {
     hti_cuda_args &a = t->a;
-    int64_t chunks = 0, rows = PIECE * GROUP;
+    int64_t chunks = 0, rows = (int64_t)a.block << (t->high < a.levels ? t->high : 0);
+    if (rows < CHUNK) rows = CHUNK;
     t->chunk_work = 0;
-    for (int l = 1; l < a.levels; l++) {
-        int64_t own = GROUP * key_groups(*t, l), pieces = pieces_of(*t, l);
-        int64_t each = rows * pieces / (own << l), ahead = ((int64_t)a.block << l) / rows;
-        a.level_work[l] = tiles_of(a, l, (int)own) * pieces;
+    for (int l = 1; l < a.levels && l <= t->high; l++) {
+        int64_t own = GROUP * key_groups(*t, l), each = rows / (own << l);
         t->chunk_level[l] = (int)(each < 1 ? 1 : each);
-        t->chunk_ahead[l] = a.causal && a.query == HT_QUERY_FINE ? (int)ahead : 0;
+        a.level_work[l] = tiles_of(a, l, (int)own);
+        if (l == t->high) {
+            t->chunk_level[l] = (t->slots + WARPS - 1) / WARPS;
+            a.level_work[l] = tiles_of(a, l, a.block) * t->chunk_level[l];
+        }
         t->chunk_work += t->chunk_level[l];
         int64_t end = (a.level_work[l] + t->chunk_level[l] - 1) / t->chunk_level[l];
-        if (chunks < end + t->chunk_ahead[l]) chunks = end + t->chunk_ahead[l];
+        if (chunks < end) chunks = end;
     }
     return chunks * t->chunk_work;
 }
@@ -354,14 +392,12 @@ static ht_status launch_keys(const ht_context *ctx, const hti_tile_args &t, int 
 ht_status hti_tile_run_keys(const ht_context *ctx, hti_tile_args t, int coarse) {
     hti_cuda_args &a = t.a;
     TRY(launch_keys(ctx, t, coarse));
-    if (!coarse || a.query != HT_QUERY_FINE) return HT_OK;
+    if (!coarse || t.high >= a.levels) return HT_OK;
     a.work = 0;
-    for (int l = 1; l < a.levels; l++) {
-        int cut = pieces_of(t, l) > 1;
-        a.work += a.level_work[l] = cut ? tiles_of(a, l, GROUP * key_groups(t, l)) : 0;
-    }
-    int own = GROUP * key_groups(t, HTI_CUDA_LEVELS);
+    for (int l = 1; l < a.levels; l++)
+        a.work += a.level_work[l] = l < t.high ? 0 : tiles_of(a, l, GROUP);
     dim3 grid((unsigned)(a.work * a.kv_heads),
-              (unsigned)((own * 2 * a.head_dim / 4 + THREADS - 1) / THREADS));
-    return hti_cuda_launch(ctx, tile_join, "adding pieces of dk and dv", grid, THREADS, 0, t);
+              (unsigned)((2 * GROUP * a.head_dim / 4 + THREADS - 1) / THREADS));
+    return hti_cuda_launch(ctx, tile_join, "adding what chunks left for dk and dv", grid, THREADS,
+                           0, t);
 }
