@@ -9,6 +9,7 @@
  * and adds up tables of its warps, and a last kernel adds the blocks' tables in order.
  */
 #include "cuda/tile_grad.h"
+#include "cuda/tile_wide.h"
 
 extern __shared__ float4 hti_shared[];
 
@@ -238,6 +239,7 @@ template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t,
 }
 
 static ht_status launch_dq(const ht_context *ctx, const hti_tile_args &t, int coarse) {
+    if (hti_wide_takes(ctx, t)) return hti_wide_dq(ctx, t);
     switch (t.a.head_dim) {
     case 16: return launch<16>(ctx, t, coarse);
     case 32: return launch<32>(ctx, t, coarse);

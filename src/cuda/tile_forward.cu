@@ -3,7 +3,7 @@
  * it sees. mean and first: one launch over the coarse levels leaves every coarse query's output
  * and lse, and the launch over level 0 merges what the clusters above a row left.
  */
-#include "cuda/tile.h"
+#include "cuda/tile_wide.h"
 
 extern __shared__ float4 hti_shared[];
 
@@ -243,6 +243,7 @@ template <int D> static ht_status launch(const ht_context *ctx, hti_tile_args t)
 }
 
 ht_status hti_tile_run_forward(const ht_context *ctx, hti_tile_args t) {
+    if (hti_wide_takes(ctx, t)) return hti_wide_forward(ctx, t);
     switch (t.a.head_dim) {
     case 16: return launch<16>(ctx, t);
     case 32: return launch<32>(ctx, t);

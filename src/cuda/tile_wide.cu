@@ -1,0 +1,225 @@
+/*
+ * Wide tiles, the side of the queries: forward and dq. A thread block owns 128 queries, 64 for each
+ * of its two warpgroups, and walks over the keys of all levels, 64 at a time, while the next ones
+ * are on their way. Sums stay in flight: the last product of a step ends beside the first of the
+ * next, so that a step's rows may be replaced two steps later.
+ */
+#include "cuda/tile_grad.h"
+#include "cuda/tile_wide.h"
+
+extern __shared__ float4 hti_shared[];
+
+/* Shared memory: own rows (queries, with GRAD dout, turned queries), steps, the list. dq has more
+ * in registers, so that three smaller thread blocks fit where forward has two. */
+template <bool GRAD> struct wide_shape {
+    static constexpr int TEAMS = GRAD ? 1 : 2, THREADS = 128 * TEAMS, QUERIES = WIDE_ROWS * TEAMS;
+    static constexpr int BLOCKS = GRAD ? 3 : 2, STAGES = GRAD ? 3 : 4, AHEAD = STAGES - 2;
+    static constexpr uint32_t OWN = TEAMS * WIDE_TILE, TURNED = (GRAD ? 2 : 1) * OWN,
+                              STEPS = TURNED + OWN, LIST = STEPS + STAGES * 2 * WIDE_TILE;
+};
+
+#if HTI_WIDE
+
+/* A lane's two rows of 64 queries. */
+struct wide_state {
+    float o[8][4]; /* numerator, or dq */
+    float m[2], l[2];
+};
+
+/* Scores become weights, the state is rescaled to the new maximum: x * scale + level is in log2
+ * units. */
+DEVICE void soften_wide(float x[8][4], wide_state &s, float scale, float level) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float top = HTI_NEG_INF, sum = 0;
+#pragma unroll
+        for (int n = 0; n < 8; n++) top = fmaxf(top, fmaxf(x[n][2 * h], x[n][2 * h + 1]));
+        top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
+        float m = fmaxf(s.m[h], fmaf(top, scale, level)), base = m == HTI_NEG_INF ? 0 : m;
+        float fade = exp2_fast(s.m[h] - base), less = level - base;
+        s.m[h] = m;
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            x[n][2 * h] = exp2_fast(fmaf(x[n][2 * h], scale, less));
+            x[n][2 * h + 1] = exp2_fast(fmaf(x[n][2 * h + 1], scale, less));
+            sum += x[n][2 * h] + x[n][2 * h + 1];
+        }
+        s.l[h] = s.l[h] * fade + sum;
+#pragma unroll
+        for (int n = 0; n < 8; n++) s.o[n][2 * h] *= fade, s.o[n][2 * h + 1] *= fade;
+    }
+}
+
+/* x: scores, gv: <dout, v>; x becomes their gradient. */
+DEVICE void grad_wide(float x[8][4], const float gv[8][4], const float m[2], const float h[2],
+                      float scale, float level) {
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            x[n][e] = exp2_fast(fmaf(x[n][e], scale, level - m[e >> 1])) * (gv[n][e] - h[e >> 1]);
+    }
+}
+
+/* Own rows of the tile. */
+template <bool GRAD>
+DEVICE void bring_own(uint32_t base, const hti_tile_args &t, const place &p, int head) {
+    using shape = wide_shape<GRAD>;
+    auto rows = [&](uint32_t to, const bf16 *from, int64_t stride) {
+        bring_rows<shape::QUERIES, shape::THREADS>(to, from + p.first * stride, stride,
+                                                   p.length - p.first);
+    };
+    side s = query_side(t, p, head, 0, false);
+    rows(base, s.x, s.xs);
+    if (GRAD) rows(base + shape::OWN, s.y, s.ys);
+    if (!t.a.turn) return;
+    s = query_side(t, p, head, 0, true);
+    rows(base + shape::TURNED, s.x, s.xs);
+}
+
+/* What remains of a tile: results of this warp's 16 rows. */
+DEVICE void store_wide(wide_state &s, const hti_tile_args &t, const place &p, int head, int own) {
+    const hti_cuda_args &a = t.a;
+    int g = lane_id() >> 2, c = lane_id() & 3;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float sum = s.l[h];
+        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        int r = own + 8 * h + g, inside = r < p.length;
+        float inverse = sum != 0 ? 1 / sum : 0;
+        uint32_t x[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] = pack2(s.o[i][2 * h] * inverse, s.o[i][2 * h + 1] * inverse);
+        store_row<WIDE_D>(tensor_row<bf16>(a.out, a, p, head, r), x, c, inside);
+        if (!inside || c != 0) continue;
+        float lse = (s.m[h] + log2f(sum)) * HTI_LN2;
+        if (a.saved) a.saved[head * a.rows + p.start + r] = lse;
+        if (a.lse.data) *tensor_row<float>(a.lse, a, p, head, r) = lse;
+    }
+}
+
+/* One step of this warpgroup: queries at q (with GRAD dout at q + OWN in dout), keys at k. */
+template <bool GRAD>
+DEVICE void wide_step(wide_state &s, const hti_tile_args &t, const sighted &sight, uint32_t q,
+                      uint32_t dout, uint32_t k, int level, int first, int row, int length) {
+    float x[8][4], gv[8][4];
+    uint32_t w[4][4];
+    products_begin();
+    multiply(x, q, k);
+    if (GRAD) multiply(gv, dout, k + WIDE_TILE);
+    products_commit();
+    products_wait(); /* those of the step before, too */
+    pin(x), pin(s.o);
+    if (GRAD) pin(gv);
+    float scale = t.scale2, above = (float)level;
+    if (sight.partial) edge_scores(x, t, sight, level, first, row, length), scale = 1, above = 0;
+    if (GRAD)
+        grad_wide(x, gv, s.m, s.l, scale, above);
+    else
+        soften_wide(x, s, scale, above);
+    pack_weights(w, x);
+    pin(s.o);
+    products_begin();
+    gather(s.o, w, GRAD ? k : k + WIDE_TILE);
+    products_commit();
+}
+#endif
+
+template <bool GRAD>
+static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<GRAD>::BLOCKS)
+    wide_queries(const __grid_constant__ hti_tile_args t) {
+#if HTI_WIDE
+    using shape = wide_shape<GRAD>;
+    const hti_cuda_args &a = t.a;
+    uint32_t base = align_shared(hti_shared);
+    char *shared = (char *)hti_shared + (base - shared_address(hti_shared));
+    wide_keys *list = (wide_keys *)(shared + shape::LIST) + 1;
+    int head = (int)(blockIdx.x % a.q_heads), warp = warp_index(), team = warp / 4;
+    place p;
+    if (!find_tile(&p, t, 0, shape::QUERIES, blockIdx.x / (unsigned)a.q_heads)) return;
+    if (warp == 0) {
+        int count = list_steps(list, t, p, shape::QUERIES, levels_at(t, p));
+        if (lane_id() == 0) list[-1].left = count;
+    }
+    bring_own<GRAD>(base, t, p, head);
+    __syncthreads();
+    int steps = list[-1].left;
+    fill_steps(list, steps, t, p, head / a.group);
+    __syncthreads();
+    auto place_of = [&](int step) {
+        return base + shape::STEPS + step % shape::STAGES * 2 * WIDE_TILE;
+    };
+    auto bring = [&](int step) {
+        if (step < steps) bring_keys<shape::THREADS>(place_of(step), list[step]);
+        copies_commit();
+    };
+    for (int i = 0; i < shape::AHEAD; i++) bring(i);
+
+    int first = p.first + WIDE_ROWS * team, own = p.first + GROUP * warp, row = own + lane_id() / 4;
+    uint32_t unturned = base + team * WIDE_TILE, dout = unturned + shape::OWN;
+    uint32_t q = a.turn ? unturned + shape::TURNED : unturned;
+    wide_state s;
+    set_zero(s.o);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        s.m[h] = HTI_NEG_INF, s.l[h] = 0;
+        if (!GRAD) continue;
+        float2 n = make_float2(HTI_POS_INF, 0); /* m and h of a query */
+        if (row + 8 * h < p.length) n = t.numbers[head * a.rows + p.start + row + 8 * h];
+        s.m[h] = n.x, s.l[h] = n.y;
+    }
+    for (int step = 0; step < steps; step++) {
+        copies_wait<shape::AHEAD - 1>();
+        __syncthreads(); /* the step has arrived, and that of two before it is done with */
+        bring(step + shape::AHEAD);
+        int level = list[step].level, k = list[step].first;
+        if (q != unturned && level > 0) {
+            q = unturned; /* coarse levels take the query unturned */
+            products_wait(), pin(s.o);
+            if (GRAD) turn_back<WIDE_D>(s.o, t, p, own);
+        }
+        sighted sight = keys_in_sight(t, level, first, k, p.length);
+        if (sight.lo >= sight.hi)
+            products_wait(), pin(s.o);
+        else
+            wide_step<GRAD>(s, t, sight, q, dout, place_of(step), level, k, row, p.length);
+    }
+    products_wait();
+    pin(s.o);
+    if (own >= p.length) return;
+    if (GRAD) {
+        if (q != unturned) turn_back<WIDE_D>(s.o, t, p, own);
+        store_grad<WIDE_D>(a.dq, s.o, a.scale, NULL, t, p, head, own);
+    } else {
+        store_wide(s, t, p, head, own);
+    }
+#endif
+}
+
+/* ---- host ---- */
+
+int hti_wide_takes(const ht_context *ctx, const hti_tile_args &t) {
+    const hti_cuda_args &a = t.a;
+    return hti_cuda_of(ctx)->built_for >= 90 && a.head_dim == WIDE_D && a.block % WIDE_ROWS == 0 &&
+           a.query == HT_QUERY_FINE && is_plain(a) && a.scale > 0;
+}
+
+template <bool GRAD>
+static ht_status launch(const ht_context *ctx, const hti_tile_args &t, const char *name) {
+    using shape = wide_shape<GRAD>;
+    size_t shared = 1024 + shape::LIST + sizeof(wide_keys) * (size_t)(1 + wide_steps(t));
+    int64_t work = tiles_of(t.a, 0, shape::QUERIES) * t.a.q_heads;
+    return hti_cuda_launch(ctx, wide_queries<GRAD>, name, dim3((unsigned)work), shape::THREADS,
+                           shared, t);
+}
+
+ht_status hti_wide_forward(const ht_context *ctx, const hti_tile_args &t) {
+    return launch<false>(ctx, t, "running the wide kernel");
+}
+
+ht_status hti_wide_dq(const ht_context *ctx, const hti_tile_args &t) {
+    return launch<true>(ctx, t, "running the wide kernel for dq");
+}

@@ -1,0 +1,133 @@
+/*
+ * Wide tiles, for compute capability 9.0: blocks of 64 or 128 rows, 64 columns, every row with its
+ * own query (query fine, kind local), no bias, dropout or masks. Products are those of wide.h: 64
+ * rows of the owner against 64 partners.
+ *
+ * A warpgroup's 64 rows lie in one half of their block at every level >= 1, so they all see the
+ * same partners; only the diagonal of a causal call needs more, and the end of a sequence.
+ */
+#ifndef HTI_CUDA_TILE_WIDE_H
+#define HTI_CUDA_TILE_WIDE_H
+
+#include "cuda/tile.h"
+#include "cuda/wide.h"
+
+/* 64 keys of a level. */
+struct wide_keys {
+    const bf16 *x, *y; /* the first row's key and value */
+    int xs, ys;        /* from row to row */
+    int level, first, left;
+};
+
+#if HTI_WIDE
+
+/* ---- what 64 queries see of 64 keys ---- */
+
+struct sighted {
+    int lo, hi;   /* keys of the step */
+    bool partial; /* not all 64, or the diagonal */
+};
+
+/* Queries first ... first + 63, keys k ... k + 63 of a level; all of them are in one half of their
+ * block. end: queries of the sequence */
+DEVICE sighted keys_in_sight(const hti_tile_args &t, int level, int first, int k, int end) {
+    int block = t.a.block, c = first >> level, b = block_of(t, c), upper = c - b * block;
+    int lo = (b - 1) * block, hi = (b + 2) * block;
+    if (level == 0) {
+        if (t.a.causal) hi = first + WIDE_ROWS;
+    } else if (k < b * block) {
+        hi = b * block - (upper < block / 2 ? block / 2 : 0);
+    } else {
+        lo = (b + 1) * block + (upper < block / 2 ? 0 : block / 2);
+        if (t.a.causal) hi = lo;
+    }
+    sighted s = {max(lo - k, 0), min(hi - k, WIDE_ROWS), false};
+    if (first >= end) s.hi = s.lo;
+    int count = (int)((unsigned)(end + (1 << level) - 1) >> level), whole = end >> level;
+    bool diagonal = t.a.causal && level == 0 && k + WIDE_ROWS > first;
+    s.partial = s.lo > 0 || s.hi < WIDE_ROWS || diagonal || k + WIDE_ROWS > whole;
+    s.hi = min(s.hi, count - k);
+    return s;
+}
+
+/* log2 of the rows of key c of a level; -inf: not seen */
+DEVICE float key_weight(const sighted &s, int level, int k, int c, int length) {
+    if (c < s.lo || c >= s.hi) return HTI_NEG_INF;
+    int rows = length - ((k + c) << level);
+    return rows >= 1 << level ? (float)level : log2f((float)rows);
+}
+
+/* Scores of keys at the edge, now in log2 units: `row` is this lane's first query. */
+DEVICE void edge_scores(float x[8][4], const hti_tile_args &t, const sighted &s, int level, int k,
+                        int row, int length) {
+    int c0 = 2 * (lane_id() & 3);
+    bool diagonal = t.a.causal && level == 0;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int c = 8 * n + c0 + (e & 1);
+            bool later = diagonal && k + c > row + 8 * (e >> 1);
+            float w = later ? HTI_NEG_INF : key_weight(s, level, k, c, length);
+            x[n][e] = w == HTI_NEG_INF ? w : fmaf(x[n][e], t.scale2, w);
+        }
+    }
+}
+
+/* ---- the steps of a tile of queries ---- */
+
+/* By the first warp: level and first key of every step, in order of levels. Returns how many. */
+DEVICE int list_steps(wide_keys *list, const hti_tile_args &t, const place &p, int queries,
+                      int levels) {
+    int level = lane_id();
+    ranges r = {0, 0, 0, 0};
+    if (level < levels) {
+        int last = min(p.first + queries, p.length) - 1;
+        r = keys_seen(t, p.length, level, p.first >> level, last >> level);
+    }
+    int n0 = (r.hi0 - r.lo0 + 3) / 4, n1 = (r.hi1 - r.lo1 + 3) / 4, end = n0 + n1;
+    for (int o = 1; o < 32; o *= 2) {
+        int before = __shfl_sync(ALL_LANES, end, max(lane_id() - o, 0));
+        if (lane_id() >= o) end += before;
+    }
+    wide_keys *to = list + end - n0 - n1;
+    for (int i = 0; i < n0 + n1; i++)
+        to[i].level = level, to[i].first = GROUP * (i < n0 ? r.lo0 + 4 * i : r.lo1 + 4 * (i - n0));
+    return __shfl_sync(ALL_LANES, end, 31);
+}
+
+/* By all threads: where their rows lie. */
+DEVICE void fill_steps(wide_keys *list, int steps, const hti_tile_args &t, const place &p,
+                       int kv_head) {
+    for (int i = (int)threadIdx.x; i < steps; i += (int)blockDim.x) {
+        wide_keys &to = list[i];
+        side s = key_side(t, p, kv_head, to.level);
+        to.x = s.x + to.first * s.xs, to.y = s.y + to.first * s.ys;
+        to.xs = (int)s.xs, to.ys = (int)s.ys, to.left = s.count - to.first;
+    }
+}
+
+/* Keys and values of a step into shared memory: keys, then values. */
+template <int ALL> DEVICE void bring_keys(uint32_t to, const wide_keys &from) {
+    bring_rows<WIDE_ROWS, ALL>(to, from.x, from.xs, from.left);
+    bring_rows<WIDE_ROWS, ALL>(to + WIDE_TILE, from.y, from.ys, from.left);
+}
+
+#endif /* HTI_WIDE */
+
+/* Steps of a tile, at most. */
+HTI_FN int wide_steps(const hti_tile_args &t) {
+    int per = t.a.block / WIDE_ROWS;
+    return 2 * per + 2 + (t.a.levels - 1) * (t.a.causal ? per : 2 * per);
+}
+
+/* ---- host ---- */
+
+/* Whether the wide kernels serve a call, of those that the tile kernels take. */
+int hti_wide_takes(const ht_context *ctx, const hti_tile_args &t);
+ht_status hti_wide_forward(const ht_context *ctx, const hti_tile_args &t);
+ht_status hti_wide_dq(const ht_context *ctx, const hti_tile_args &t);
+/* dk and dv, t.a.work thread blocks per key head */
+ht_status hti_wide_keys(const ht_context *ctx, const hti_tile_args &t);
+
+#endif
