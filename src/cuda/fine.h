@@ -11,7 +11,7 @@ enum { LOWEST = 3 }; /* of the levels in device memory */
 struct fine_args {
     hti_hier_args h;
     int levels, level;               /* of the longest sequence; of this launch */
-    int wide;                        /* for fine_wide.cu: means, values like keys */
+    int top;                         /* fine_wide.cu: levels that the first launch makes */
     int64_t blocks[HTI_CUDA_LEVELS]; /* per head */
     bf16 *k[HTI_CUDA_LEVELS];        /* [kv_heads][blocks][16][D] */
     bf16 *v[HTI_CUDA_LEVELS];        /* [kv_heads][blocks][D][16] */
@@ -24,8 +24,8 @@ static __device__ __forceinline__ int64_t block_at(const place &p, int level) {
     return 2 * (p.start >> (level + 4));
 }
 
-/* The forward of causal calls without masks by products of warpgroups (fine_wide.cu); the towers
- * are there already. */
+/* The forward of causal calls without masks by products of warpgroups (fine_wide.cu). Its towers
+ * hold means, values like keys: [kv_heads][blocks * 16][D]. */
 int hti_fine_wide_takes(const ht_context *ctx, const fine_args &f);
 ht_status hti_fine_wide(const ht_context *ctx, const fine_args &f);
 

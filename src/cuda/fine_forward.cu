@@ -72,14 +72,13 @@ static __device__ __forceinline__ void sum_rows(float *sums, float *counts, cons
 /* `count` clusters from `first` on; those that the sums do not have (from `have` on) are zeros. */
 template <int D>
 static __device__ __forceinline__ void store_keys(bf16 *to, const float *sums, int first, int count,
-                                                  int have, float factor) {
+                                                  int have) {
     constexpr int CH = D / 8;
     for (int i = threadIdx.x; i < count * CH; i += COARSE_THREADS) {
         int r = i / CH, ch = i % CH;
-        float x[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) x[j] = r < have ? factor * sums[r * D + 8 * ch + j] : 0;
-        *(uint4 *)(to + (int64_t)(first + r) * D + 8 * ch) = pack8(x);
+        const float *from = sums + r * D + 8 * ch;
+        *(uint4 *)(to + (int64_t)(first + r) * D + 8 * ch) =
+            r < have ? pack8(from) : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -138,11 +137,10 @@ __global__ void __launch_bounds__(COARSE_THREADS)
         __syncthreads();
         int count = last ? padded_clusters(p.length, level) - first : have;
         int64_t block = head * f.blocks[level] + block_at(p, level);
-        if (is_v && !f.wide)
+        if (is_v)
             store_values<D>(f.v[level] + block * 16 * D, mine, first, count, have);
         else
-            store_keys<D>((is_v ? f.v : f.k)[level] + block * 16 * D, mine, first, count, have,
-                          f.wide ? 1.0f / (float)(1 << level) : 1);
+            store_keys<D>(f.k[level] + block * 16 * D, mine, first, count, have);
         if (!mask || is_v || head != 0) continue;
         for (int r = threadIdx.x; r < count; r += COARSE_THREADS)
             f.n[level][block_at(p, level) * 16 + first + r] = r < have ? mine_n[r] : 0;
@@ -161,7 +159,7 @@ __global__ void __launch_bounds__(COARSE_THREADS)
     fine_coarsen_up(const __grid_constant__ fine_args f) {
     const hti_hier_args &a = f.h;
     int level = f.level, from = source_of(level), up = level - from;
-    int head = blockIdx.x >> 1, is_v = blockIdx.x & 1, turned = is_v && !f.wide;
+    int head = blockIdx.x >> 1, is_v = blockIdx.x & 1;
     place p;
     if (!find_place(p, a, blockIdx.y, blockIdx.z, level, 16)) return;
     int end = (int)hti_clusters(p.length, from);
@@ -175,10 +173,9 @@ __global__ void __launch_bounds__(COARSE_THREADS)
             int64_t j = ((int64_t)(p.first + r) << up) + m;
             if (j >= end) break;
             sum += __bfloat162float(
-                src[turned ? (j >> 4) * 16 * D + 16 * c + value_slot(j & 15) : j * D + c]);
+                src[is_v ? (j >> 4) * 16 * D + 16 * c + value_slot(j & 15) : j * D + c]);
         }
-        if (f.wide) sum /= (float)(1 << up);
-        to[turned ? 16 * c + value_slot(r) : i] = __float2bfloat16(sum);
+        to[is_v ? 16 * c + value_slot(r) : i] = __float2bfloat16(sum);
     }
     if (!a.key_mask || is_v || head != 0 || threadIdx.x >= 16) return;
     float n = 0;
@@ -430,7 +427,6 @@ template <int D> static ht_status run_forward(ht_context *ctx, fine_args &f) {
         TRY(hti_cuda_launch(ctx, fine_coarsen_up<D>, "fine_coarsen_up", grid, COARSE_THREADS, 0,
                             f));
     }
-    if (f.wide) return hti_fine_wide(ctx, f);
     return hti_cuda_launch(ctx, f.h.causal ? fine_forward<D, 1> : fine_forward<D, 0>,
                            "fine_forward", grid_heads(f.h, 0, CHUNK, f.h.q_heads), THREADS,
                            sizeof(shared_rows<D>), f);
@@ -448,7 +444,7 @@ ht_status hti_fine_forward(ht_context *ctx, const hti_attention_call *c) {
         TRY(hti_cuda_upload(ctx, (int32_t *)f.h.cu, c->cu_seqlens, c->sequences + 1));
     else
         f.h.cu = nullptr;
-    f.wide = hti_fine_wide_takes(ctx, f);
+    if (hti_fine_wide_takes(ctx, f)) return hti_fine_wide(ctx, f);
     switch (dim) {
     case 16: return run_forward<16>(ctx, f);
     case 32: return run_forward<32>(ctx, f);

@@ -32,6 +32,128 @@ enum : uint32_t {
     FINE_SHARED = AT_LIST + MOST_GROUPS * sizeof(far_keys) + 16
 };
 
+/* ---- means of the levels from 3 on ---- */
+
+/* Rows of a part, and the level that it makes one cluster of; a thread block takes one part or
+ * four, up to level 11. Clusters that the end of a sequence cuts are not looked at by causal calls.
+ */
+enum { PART = 512, PART_TOP = 9, PART3 = PART / 8 };
+
+static __device__ __forceinline__ bf16 *tower_of(const fine_args &f, const place &p, int level,
+                                                 int head, int is_v) {
+    int64_t at = (head * f.blocks[level] + block_at(p, level)) * 16;
+    return (is_v ? f.v : f.k)[level] + at * WIDE_D;
+}
+
+/* Eight columns: the sum stays on chip, the mean goes to the tower. */
+static __device__ __forceinline__ void keep_sum(float *sums, bf16 *to, const float x[8],
+                                                float share, bool there) {
+    float y[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = share * x[i];
+    if (there) *(uint4 *)to = pack8(y);
+    ((float4 *)sums)[0] = make_float4(x[0], x[1], x[2], x[3]);
+    ((float4 *)sums)[1] = make_float4(x[4], x[5], x[6], x[7]);
+}
+
+/* Level 3 of a part: a thread has eight columns of two clusters. left: rows there are */
+static __device__ __forceinline__ void sum_rows(float *sums, bf16 *to, const bf16 *from,
+                                                int64_t stride, int left) {
+    int ch = (int)threadIdx.x % 8, r = (int)threadIdx.x / 8;
+    uint4 x[2][8]; /* all on their way before the first is used */
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int row = 8 * (r + PART3 / 2 * (i / 8)) + i % 8;
+        x[i / 8][i % 8] = make_uint4(0, 0, 0, 0);
+        if (row < left) x[i / 8][i % 8] = __ldg((const uint4 *)(from + row * stride + 8 * ch));
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+#pragma unroll
+        for (int m = 0; m < 8; m++) add_chunk(sum, x[i][m]);
+        int c = r + PART3 / 2 * i, at = c * WIDE_D + 8 * ch;
+        keep_sum(sums + at, to + at, sum, 0.125f, 8 * c < left);
+    }
+}
+
+/* `count` clusters of a level from twice as many sums below. */
+static __device__ __forceinline__ void sum_pairs(float *sums, bf16 *to, const float *below,
+                                                 int count, int have, int level) {
+    for (int i = (int)threadIdx.x; i < count * 8; i += ALL) {
+        int c = i / 8, at = c * WIDE_D + 8 * (i % 8);
+        const float4 *a = (const float4 *)(below + at + c * WIDE_D), *b = a + WIDE_D / 4;
+        float x[8];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            x[4 * j] = a[j].x + b[j].x, x[4 * j + 1] = a[j].y + b[j].y;
+            x[4 * j + 2] = a[j].z + b[j].z, x[4 * j + 3] = a[j].w + b[j].w;
+        }
+        keep_sum(sums + at, to + at, x, 1.0f / (float)(1 << level), c < have);
+    }
+}
+
+/* One plane (a head of k or v), 512 or 2,048 rows: levels 3 to f.top. */
+static __global__ void __launch_bounds__(ALL) fine_means(const __grid_constant__ fine_args f) {
+    __shared__ __align__(16) float sums[2 * PART3 * WIDE_D], tops[8 * WIDE_D];
+    const hti_hier_args &a = f.h;
+    int parts = 1 << (f.top - PART_TOP), head = blockIdx.x >> 1, is_v = blockIdx.x & 1;
+    place p;
+    chain_next();
+    if (!find_place(p, a, blockIdx.y, blockIdx.z, 0, PART * parts) || p.levels <= LOWEST) return;
+    const ht_tensor &t = is_v ? a.v : a.k;
+    const bf16 *rows = (const bf16 *)t.data + tensor_base(a, t, p, head);
+    auto to = [&](int level, int first) {
+        return tower_of(f, p, level, head, is_v) + (int64_t)(first >> level) * WIDE_D;
+    };
+    for (int part = 0; part < parts; part++) {
+        int first = p.first + part * PART, left = p.length - first;
+        if (left <= 0) break;
+        sum_rows(sums, to(LOWEST, first), rows + first * t.row_stride, t.row_stride, left);
+        float *mine = sums;
+        for (int level = LOWEST + 1; level <= PART_TOP && level < p.levels; level++) {
+            int count = PART >> level;
+            const float *below = mine;
+            mine = level == PART_TOP ? tops + part * WIDE_D : mine + 2 * count * WIDE_D;
+            __syncthreads();
+            sum_pairs(mine, to(level, first), below, count, (int)hti_clusters(left, level), level);
+        }
+    }
+    for (int level = PART_TOP + 1; level <= f.top && level < p.levels; level++) {
+        int count = 1 << (f.top - level), above = level == PART_TOP + 1 ? 4 : 6;
+        __syncthreads();
+        sum_pairs(tops + above * WIDE_D, to(level, p.first), tops + (above == 4 ? 0 : 4) * WIDE_D,
+                  count, (int)hti_clusters(p.length - p.first, level), level);
+    }
+}
+
+/* The level from which a higher one is made: not always the next one, so that numbers are not
+ * rounded at every level. */
+static __device__ __forceinline__ int source_of(int level, int top) {
+    return top + 3 * ((level - top - 1) / 3);
+}
+
+/* A level above f.top, one block of 16 clusters of a plane. grid: (planes, blocks, sequences) */
+static __global__ void __launch_bounds__(ALL) fine_means_up(const __grid_constant__ fine_args f) {
+    int level = f.level, from = source_of(level, f.top), up = level - from;
+    int head = blockIdx.x >> 1, is_v = blockIdx.x & 1;
+    place p;
+    chain_next();
+    if (!find_place(p, f.h, blockIdx.y, blockIdx.z, level, 16)) return;
+    const bf16 *src = tower_of(f, p, from, head, is_v);
+    bf16 *to = tower_of(f, p, level, head, is_v) + (int64_t)p.first * WIDE_D;
+    int end = (int)hti_clusters(p.length, from);
+    for (int i = (int)threadIdx.x; i < 16 * WIDE_D; i += ALL) {
+        int r = i / WIDE_D, c = i % WIDE_D;
+        float sum = 0;
+        for (int m = 0; m < 1 << up; m++) {
+            int64_t j = ((int64_t)(p.first + r) << up) + m;
+            if (j < end) sum += __bfloat162float(src[j * WIDE_D + c]);
+        }
+        to[i] = __float2bfloat16(sum / (float)(1 << up));
+    }
+}
+
 #if HTI_WIDE
 
 /* ---- what is brought ---- */
@@ -261,6 +383,8 @@ DEVICE void attend_own(fine_state &s, uint32_t q, uint32_t base, int team, int w
     products_begin();
     gather(s.o, w, at + AT_V);
     products_commit();
+    products_wait();
+    pin(s.o);
 }
 
 /* Rows own + g and own + g + 8. */
@@ -305,47 +429,44 @@ static __global__ void __launch_bounds__(ALL, 2) fine_wide(const __grid_constant
     const bf16 *v = (const bf16 *)a.v.data + tensor_base(a, a.v, p, head / a.group);
     bring_rows<OWN, ALL>(base + AT_Q, q + p.first * a.q.row_stride, a.q.row_stride,
                          p.length - p.first);
+    bring_near(base + AT_K, k, a.k.row_stride, p.first, p.length);
+    bring_near(base + AT_V, v, a.v.row_stride, p.first, p.length);
+    copies_commit();
     if (warp == 0) {
         int steps = list_far(list, f, p, head / a.group);
         if (threadIdx.x == 0) *count = steps;
     }
+    raise_before(base, k, a.k.row_stride, v, a.v.row_stride, p.first);
+    chain_wait(); /* the towers are complete */
     __syncthreads();
     int steps = *count;
     for (int i = 0; i < 2; i++) {
         if (i < steps) bring_far(base + AT_FAR + i * 2 * WIDE_TILE, list + i * GROUPS, q);
         copies_commit();
     }
-    bring_near(base + AT_K, k, a.k.row_stride, p.first, p.length);
-    bring_near(base + AT_V, v, a.v.row_stride, p.first, p.length);
-    copies_commit();
-    raise_before(base, k, a.k.row_stride, v, a.v.row_stride, p.first);
 
     fine_state s;
     set_zero(s.o);
     s.m[0] = s.m[1] = HTI_NEG_INF, s.l[0] = s.l[1] = 0;
     uint32_t mine = base + AT_Q + team * WIDE_TILE;
-    for (int step = 0; step < steps; step++) {
-        if (step == 0)
-            copies_wait<2>();
-        else
-            copies_wait<1>(); /* from the third one on, those of the tile have arrived, too */
-        __syncthreads();
-        uint32_t at = base + AT_FAR + (step & 1) * 2 * WIDE_TILE;
-        attend_far(s, mine, at, list + step * GROUPS, team, a.scale);
-        if (step + 2 >= steps) continue;
-        products_wait();
-        pin(s.o);
-        __syncthreads(); /* everybody is done with the step */
-        bring_far(at, list + (step + 2) * GROUPS, a.q.data);
-        copies_commit();
-    }
-    copies_wait<0>();
+    copies_wait<2>();
     __syncthreads();
     raise_own(base);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
-    attend_mixed(s, mine, base, team, warp % 4, p.first + team == 0, a.scale);
     attend_own(s, mine, base, team, warp % 4, a.scale);
+    attend_mixed(s, mine, base, team, warp % 4, p.first + team == 0, a.scale);
+    for (int step = 0; step < steps; step++) {
+        copies_wait<1>();
+        __syncthreads();
+        uint32_t at = base + AT_FAR + (step & 1) * 2 * WIDE_TILE;
+        attend_far(s, mine, at, list + step * GROUPS, team, a.scale);
+        if (step + 2 < steps) {
+            __syncthreads(); /* everybody is done with the step */
+            bring_far(at, list + (step + 2) * GROUPS, a.q.data);
+        }
+        copies_commit();
+    }
     products_wait();
     pin(s.o);
     int own = p.first + 16 * warp;
@@ -361,7 +482,37 @@ int hti_fine_wide_takes(const ht_context *ctx, const fine_args &f) {
            f.h.dim == WIDE_D && !f.h.key_mask && !f.h.query_mask && f.h.scale > 0;
 }
 
-ht_status hti_fine_wide(const ht_context *ctx, const fine_args &f) {
-    return hti_cuda_launch(ctx, fine_wide, "fine_wide", grid_heads(f.h, 0, OWN, f.h.q_heads), ALL,
-                           FINE_SHARED + 1024, f);
+/* May start while the kernel before is still running; see chain_wait. */
+static ht_status launch_early(const ht_context *ctx, void (*kernel)(fine_args), const char *name,
+                              dim3 grid, size_t shared, const fine_args &f) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = dim3(ALL), config.dynamicSmemBytes = shared;
+    config.stream = hti_cuda_of(ctx)->stream;
+    config.attrs = &early, config.numAttrs = 1;
+    const void *entry = (const void *)kernel;
+    CUDA_TRY(ctx,
+             cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
+             name);
+    void *list[] = {(void *)&f};
+    CUDA_TRY(ctx, cudaLaunchKernelExC(&config, entry, list), name);
+    return HT_OK;
+}
+
+ht_status hti_fine_wide(const ht_context *ctx, const fine_args &args) {
+    fine_args f = args;
+    int planes = 2 * f.h.kv_heads;
+    int64_t many = f.h.rows / (4 * PART) * planes; /* thread blocks, if each takes four parts */
+    f.top = many >= 2 * hti_cuda_of(ctx)->processors ? PART_TOP + 2 : PART_TOP;
+    dim3 grid = grid_heads(f.h, 0, PART << (f.top - PART_TOP), planes);
+    dim3 tiles = grid_heads(f.h, 0, OWN, f.h.q_heads);
+    if (f.levels <= LOWEST) /* no towers, nothing to start early after */
+        return hti_cuda_launch(ctx, fine_wide, "fine_wide", tiles, ALL, FINE_SHARED + 1024, f);
+    TRY(hti_cuda_launch(ctx, fine_means, "fine_means", grid, ALL, 0, f));
+    for (f.level = f.top + 1; f.level < f.levels; f.level++)
+        TRY(hti_cuda_launch(ctx, fine_means_up, "fine_means_up",
+                            grid_heads(f.h, f.level, 16, planes), ALL, 0, f));
+    return launch_early(ctx, fine_wide, "fine_wide", tiles, FINE_SHARED + 1024, f);
 }

@@ -1,12 +1,12 @@
 /*
- * What the tile kernels' coarse levels left comes down to level 2, so that a row has two clusters
- * to look at, those of levels 1 and 2, however many levels there are: outputs of coarse queries are
- * merged, gradients of coarse rows added up. Two launches: into level 5 from all above it, then
- * into level 2 from levels 3, 4 and 5. A thread has a few columns of one cluster.
+ * What the tile kernels' coarse levels left comes down, so that a row has few clusters to look at,
+ * however many levels there are. Outputs of coarse queries are merged into level 5 from all above
+ * it, then into level 2 from levels 3, 4 and 5; gradients of coarse rows are added up into level 5.
+ * A thread has a few columns of one cluster.
  */
 #include "cuda/tile.h"
 
-enum { LOW = 2, MIDDLE = 5 };
+enum { LOW = 2, MIDDLE = LOWERED };
 
 /* A thread's cluster of the level a.stage; part: its columns, `width` at a time. */
 struct spot {
@@ -32,8 +32,8 @@ DEVICE int64_t spot_row(const hti_tile_args &t, const spot &s, int level) {
 }
 
 static ht_status launch(const ht_context *ctx, void (*kernel)(hti_tile_args), const char *name,
-                        hti_tile_args t, int heads, int operands, int width) {
-    for (t.a.stage = MIDDLE; t.a.stage >= LOW; t.a.stage -= MIDDLE - LOW) {
+                        hti_tile_args t, int heads, int operands, int width, int lowest) {
+    for (t.a.stage = MIDDLE; t.a.stage >= lowest; t.a.stage -= MIDDLE - LOW) {
         if (t.a.stage >= t.a.levels) continue;
         t.a.work = tiles_of(t.a, t.a.stage, THREADS * width / t.a.head_dim);
         dim3 grid((unsigned)(t.a.work * heads), (unsigned)operands);
@@ -72,14 +72,13 @@ static __global__ void __launch_bounds__(THREADS)
 
 ht_status hti_tile_lower_outputs(const ht_context *ctx, const hti_tile_args &t) {
     if (t.a.levels <= LOW) return HT_OK;
-    return launch(ctx, tile_lower_outputs, "merging coarse outputs", t, t.a.q_heads, 1, 8);
+    return launch(ctx, tile_lower_outputs, "merging coarse outputs", t, t.a.q_heads, 1, 8, LOW);
 }
 
 /* ---- gradients ---- */
 
 /* Shares: a mean's gradient goes to all n rows of its cluster, 1/n to each; what a coarse query of
- * mode first got goes to its row, if that is also the lower cluster's. Levels that have been
- * lowered already are in shares. */
+ * mode first got goes to its row, if that is also the lower cluster's. */
 static __global__ void __launch_bounds__(THREADS)
     tile_lower_grads(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
@@ -101,7 +100,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (first) {
             int64_t at = cluster_at(t, s.p, level);
             share = first_row(a, s.p, level, at, c) == own ? 1 : 0;
-        } else if (a.stage == MIDDLE || level != MIDDLE) {
+        } else {
             float n = counts ? counts[row] : (float)min(1 << level, s.p.length - (c << level));
             share = n > 0 ? 1 / n : 0;
         }
@@ -113,8 +112,7 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 ht_status hti_tile_lower_grads(const ht_context *ctx, const hti_tile_args &t, int queries) {
-    if (t.a.levels <= LOW) return HT_OK;
     int heads = queries ? t.a.q_heads : t.a.kv_heads;
     return launch(ctx, tile_lower_grads, "adding up gradients of levels", t, heads, queries ? 3 : 2,
-                  4);
+                  4, MIDDLE);
 }

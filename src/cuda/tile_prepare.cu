@@ -171,13 +171,14 @@ static __global__ void __launch_bounds__(COLUMNS)
 
 /* ---- turned rows, biases ---- */
 
-/* A thread per 8 columns of the first half of a row and their partners; y: queries or keys. */
+/* A thread per 8 columns of the first half of a row and their partners; y: keys, then queries. */
 static __global__ void __launch_bounds__(THREADS)
     tile_turn(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
-    int heads = blockIdx.y ? a.kv_heads : a.q_heads, d = a.head_dim, parts = d / 16;
-    const ht_tensor &from = blockIdx.y ? a.k : a.q;
-    const uint8_t *mask = blockIdx.y ? a.key_mask : a.query_mask;
+    int queries = blockIdx.y, heads = queries ? a.q_heads : a.kv_heads, d = a.head_dim,
+        parts = d / 16;
+    const ht_tensor &from = queries ? a.q : a.k;
+    const uint8_t *mask = queries ? a.query_mask : a.key_mask;
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     int part = (int)(i % parts), head = (int)(i / parts % heads);
     int64_t row = i / parts / heads;
@@ -208,7 +209,7 @@ static __global__ void __launch_bounds__(THREADS)
         x[c] = lo * cosine - y[c] * sine;
         y[c] = y[c] * cosine + lo * sine;
     }
-    bf16 *to = (blockIdx.y ? t.kr : t.qr) + (head * a.rows + row) * d + 8 * part;
+    bf16 *to = (queries ? t.qr : t.kr) + (head * a.rows + row) * d + 8 * part;
     *(uint4 *)to = pack8(x), *(uint4 *)(to + d / 2) = pack8(y);
 }
 
@@ -227,8 +228,9 @@ ht_status hti_tile_coarsen(const ht_context *ctx, const hti_tile_args &args) {
         TRY(hti_cuda_launch(ctx, tile_bias, "scaling the biases", dim3(blocks), THREADS, 0, t));
     }
     if (a.turn) {
-        int64_t work = a.rows * a.q_heads * (a.head_dim / 16);
-        dim3 grid((unsigned)((work + THREADS - 1) / THREADS), 2);
+        int queries = t.qr != NULL; /* forward of wide tiles turns them itself */
+        int64_t work = a.rows * (queries ? a.q_heads : a.kv_heads) * (a.head_dim / 16);
+        dim3 grid((unsigned)((work + THREADS - 1) / THREADS), 1 + queries);
         TRY(hti_cuda_launch(ctx, tile_turn, "turning queries and keys", grid, THREADS, 0, t));
     }
     if (a.first) TRY(hti_cuda_first(ctx, a));

@@ -62,20 +62,34 @@ DEVICE void grad_wide(float x[8][4], const float gv[8][4], const float m[2], con
     }
 }
 
-/* Own rows of the tile. */
-template <bool GRAD>
-DEVICE void bring_own(uint32_t base, const hti_tile_args &t, const place &p, int head) {
-    using shape = wide_shape<GRAD>;
-    auto rows = [&](uint32_t to, const bf16 *from, int64_t stride) {
-        bring_rows<shape::QUERIES, shape::THREADS>(to, from + p.first * stride, stride,
-                                                   p.length - p.first);
-    };
-    side s = query_side(t, p, head, 0, false);
-    rows(base, s.x, s.xs);
-    if (GRAD) rows(base + shape::OWN, s.y, s.ys);
-    if (!t.a.turn) return;
-    s = query_side(t, p, head, 0, true);
-    rows(base + shape::TURNED, s.x, s.xs);
+/* Queries of the tile as they are, and turned. */
+template <int ROWS, int ALL>
+DEVICE void turn_own(uint32_t to, uint32_t turned, const hti_tile_args &t, const place &p,
+                     const side &s) {
+    int ch = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < ROWS * 4 / ALL; i++) {
+        int r = (int)threadIdx.x / 4 + i * (ALL / 4), row = p.first + r;
+        uint4 x = make_uint4(0, 0, 0, 0), y = x;
+        float lo[8] = {0, 0, 0, 0, 0, 0, 0, 0}, hi[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        if (row < p.length) {
+            const bf16 *from = s.x + row * s.xs + 8 * ch;
+            const float4 *turn = (const float4 *)(t.a.turn + (int64_t)row * WIDE_D + 16 * ch);
+            x = *(const uint4 *)from, y = *(const uint4 *)(from + WIDE_D / 2);
+            add_chunk(lo, x), add_chunk(hi, y);
+#pragma unroll
+            for (int c = 0; c < 8; c += 2) {
+                float4 w = turn[c / 2]; /* cosine and sine of two columns */
+                float lo0 = lo[c], lo1 = lo[c + 1];
+                lo[c] = lo0 * w.x - hi[c] * w.y, hi[c] = hi[c] * w.x + lo0 * w.y;
+                lo[c + 1] = lo1 * w.z - hi[c + 1] * w.w;
+                hi[c + 1] = hi[c + 1] * w.z + lo1 * w.w;
+            }
+        }
+        uint32_t at = (uint32_t)(r * 128 + ((ch ^ (r & 7)) << 4)); /* chunk ch + 4: bit 6 flips */
+        shared_store4(to + at, x), shared_store4(to + (at ^ 64), y);
+        shared_store4(turned + at, pack8(lo)), shared_store4(turned + (at ^ 64), pack8(hi));
+    }
 }
 
 /* What remains of a tile: results of this warp's 16 rows. */
@@ -114,12 +128,12 @@ DEVICE void wide_step(wide_state &s, const hti_tile_args &t, const sighted &sigh
     products_wait(); /* those of the step before, too */
     pin(x), pin(s.o);
     if (GRAD) pin(gv);
-    float scale = t.scale2, above = (float)level;
-    if (sight.partial) edge_scores(x, t, sight, level, first, row, length), scale = 1, above = 0;
+    if (sight.partial) cut_scores(x, t, sight, level, first, row);
+    if (sight.ragged) trim_last(x, t, level, first, length);
     if (GRAD)
-        grad_wide(x, gv, s.m, s.l, scale, above);
+        grad_wide(x, gv, s.m, s.l, t.scale2, (float)level);
     else
-        soften_wide(x, s, scale, above);
+        soften_wide(x, s, t.scale2, (float)level);
     pack_weights(w, x);
     pin(s.o);
     products_begin();
@@ -144,7 +158,6 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
         int count = list_steps(list, t, p, shape::QUERIES, levels_at(t, p));
         if (lane_id() == 0) list[-1].left = count;
     }
-    bring_own<GRAD>(base, t, p, head);
     __syncthreads();
     int steps = list[-1].left;
     fill_steps(list, steps, t, p, head / a.group);
@@ -156,7 +169,15 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
         if (step < steps) bring_keys<shape::THREADS>(place_of(step), list[step]);
         copies_commit();
     };
+    side rows = query_side(t, p, head, 0, false);
+    auto bring_own = [&](uint32_t to, const bf16 *from, int64_t stride) {
+        bring_rows<shape::QUERIES, shape::THREADS>(base + to, from + p.first * stride, stride,
+                                                   p.length - p.first);
+    };
+    if (!a.turn) bring_own(0, rows.x, rows.xs);
+    if (GRAD) bring_own(shape::OWN, rows.y, rows.ys);
     for (int i = 0; i < shape::AHEAD; i++) bring(i);
+    if (a.turn) turn_own<shape::QUERIES, shape::THREADS>(base, base + shape::TURNED, t, p, rows);
 
     int first = p.first + WIDE_ROWS * team, own = p.first + GROUP * warp, row = own + lane_id() / 4;
     uint32_t unturned = base + team * WIDE_TILE, dout = unturned + shape::OWN;

@@ -26,6 +26,7 @@ struct wide_keys {
 struct sighted {
     int lo, hi;   /* keys of the step */
     bool partial; /* not all 64, or the diagonal */
+    bool ragged;  /* among them a cluster that is not whole */
 };
 
 /* Queries first ... first + 63, keys k ... k + 63 of a level; all of them are in one half of their
@@ -41,36 +42,46 @@ DEVICE sighted keys_in_sight(const hti_tile_args &t, int level, int first, int k
         lo = (b + 1) * block + (upper < block / 2 ? 0 : block / 2);
         if (t.a.causal) hi = lo;
     }
-    sighted s = {max(lo - k, 0), min(hi - k, WIDE_ROWS), false};
+    sighted s = {max(lo - k, 0), min(hi - k, WIDE_ROWS), false, false};
     if (first >= end) s.hi = s.lo;
     int count = (int)((unsigned)(end + (1 << level) - 1) >> level), whole = end >> level;
     bool diagonal = t.a.causal && level == 0 && k + WIDE_ROWS > first;
-    s.partial = s.lo > 0 || s.hi < WIDE_ROWS || diagonal || k + WIDE_ROWS > whole;
     s.hi = min(s.hi, count - k);
+    s.partial = s.lo > 0 || s.hi < WIDE_ROWS || diagonal;
+    s.ragged = s.hi > whole - k;
     return s;
 }
 
-/* log2 of the rows of key c of a level; -inf: not seen */
-DEVICE float key_weight(const sighted &s, int level, int k, int c, int length) {
-    if (c < s.lo || c >= s.hi) return HTI_NEG_INF;
-    int rows = length - ((k + c) << level);
-    return rows >= 1 << level ? (float)level : log2f((float)rows);
+/* Scores that are not seen become -inf; `row` is this lane's first query. */
+DEVICE void cut_scores(float x[8][4], const hti_tile_args &t, const sighted &s, int level, int k,
+                       int row) {
+    int c0 = 2 * (lane_id() & 3);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int end = s.hi;
+        if (t.a.causal && level == 0) end = min(end, row + 8 * h - k + 1);
+        end -= c0;
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            x[n][2 * h] = 8 * n < end ? x[n][2 * h] : HTI_NEG_INF;
+            x[n][2 * h + 1] = 8 * n + 1 < end ? x[n][2 * h + 1] : HTI_NEG_INF;
+        }
+    }
+    if (s.lo == 0) return;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        if (8 * n < s.lo) x[n][0] = x[n][1] = x[n][2] = x[n][3] = HTI_NEG_INF; /* lo: a half */
 }
 
-/* Scores of keys at the edge, now in log2 units: `row` is this lane's first query. */
-DEVICE void edge_scores(float x[8][4], const hti_tile_args &t, const sighted &s, int level, int k,
-                        int row, int length) {
-    int c0 = 2 * (lane_id() & 3);
-    bool diagonal = t.a.causal && level == 0;
+/* The last cluster of a sequence has fewer rows: less log2 of what it lacks. */
+DEVICE void trim_last(float x[8][4], const hti_tile_args &t, int level, int k, int length) {
+    int last = (length >> level) - k - 2 * (lane_id() & 3);
+    float less = (log2f((float)(length & ((1 << level) - 1))) - (float)level) / t.scale2;
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            int c = 8 * n + c0 + (e & 1);
-            bool later = diagonal && k + c > row + 8 * (e >> 1);
-            float w = later ? HTI_NEG_INF : key_weight(s, level, k, c, length);
-            x[n][e] = w == HTI_NEG_INF ? w : fmaf(x[n][e], t.scale2, w);
-        }
+        for (int e = 0; e < 4; e++)
+            if (8 * n + (e & 1) == last) x[n][e] += less;
     }
 }
 
