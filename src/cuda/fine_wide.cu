@@ -427,7 +427,7 @@ static __global__ void __launch_bounds__(ALL, 2) fine_wide(const __grid_constant
     const bf16 *q = (const bf16 *)a.q.data + tensor_base(a, a.q, p, head);
     const bf16 *k = (const bf16 *)a.k.data + tensor_base(a, a.k, p, head / a.group);
     const bf16 *v = (const bf16 *)a.v.data + tensor_base(a, a.v, p, head / a.group);
-    bring_rows<OWN, ALL>(base + AT_Q, q + p.first * a.q.row_stride, a.q.row_stride,
+    bring_rows<OWN, ALL>(base + AT_Q, q + p.first * a.q.row_stride, (int)a.q.row_stride,
                          p.length - p.first);
     bring_near(base + AT_K, k, a.k.row_stride, p.first, p.length);
     bring_near(base + AT_V, v, a.v.row_stride, p.first, p.length);

@@ -495,8 +495,9 @@ ht_status hti_tile_restrict(const ht_context *ctx, const hti_tile_args &t);
 ht_status hti_tile_run_forward(const ht_context *ctx, hti_tile_args t);
 ht_status hti_tile_run_backward(const ht_context *ctx, hti_tile_args t);
 int64_t hti_tile_pieces(hti_tile_args *t);
-/* What coarse levels left: outputs down to level 2, gradients to LOWERED; queries: dq, too. */
-enum { LOWERED = 5 };
+/* What coarse levels left, down to level 2; queries: dq, too. Gradients of wide tiles come down to
+ * level 5 alone. */
+enum { LOWERED_WIDE = 5 };
 ht_status hti_tile_lower_outputs(const ht_context *ctx, const hti_tile_args &t);
 ht_status hti_tile_lower_grads(const ht_context *ctx, const hti_tile_args &t, int queries);
 

@@ -7,37 +7,35 @@
 
 #include "cuda/tile.h"
 
-/* x += what the clusters above the warp's rows got, of levels 1 to LOWERED; the last of them has
- * all that came down to it. share(level, at, row): of a row in its cluster, `at` where the level's
- * clusters begin. */
+/* x += what the clusters of levels 1 and 2 above the warp's rows got; at level 2 that is what came
+ * down from all above it. share(level, at, row): of a row in its cluster, `at` where the level's
+ * clusters begin; level 2 is in shares of 1 already. */
 template <int D, typename Share>
 DEVICE void add_levels(float x[D / 8][4], const float *grads, const hti_tile_args &t,
                        const place &p, int head, int own, Share share) {
-    int g = lane_id() >> 2, c = 2 * (lane_id() & 3), last = min(levels_at(t, p) - 1, LOWERED);
+    int g = lane_id() >> 2, c = 2 * (lane_id() & 3), last = min(levels_at(t, p) - 1, 2);
 #pragma unroll
-    for (int level = 1; level <= LOWERED; level++) {
+    for (int level = 1; level <= 2; level++) {
         if (level > last) break;
         int64_t at = cluster_at(t, p, level);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int row = min(own + 8 * h + g, p.length - 1);
             float w = share(level, at, row);
-            if (w == 0) continue;
             const float *from = grads + (head * t.a.clusters + at + (row >> level)) * D + c;
 #pragma unroll
             for (int i = 0; i < D / 8; i++) {
                 float2 y = *(const float2 *)(from + 8 * i);
-                x[i][2 * h] += w * y.x, x[i][2 * h + 1] += w * y.y;
+                if (w != 0) x[i][2 * h] += w * y.x, x[i][2 * h + 1] += w * y.y;
             }
         }
     }
 }
 
-/* One over the valid rows of a cluster; counts: NULL without masks. What came down is in shares. */
+/* One over the valid rows of a cluster of level 1; counts: NULL without masks. */
 DEVICE float mean_share(const float *counts, const place &p, int level, int64_t at, int row) {
-    if (level == LOWERED) return 1;
-    int c = row >> level;
-    float n = counts ? counts[at + c] : (float)min(1 << level, p.length - (c << level));
+    if (level == 2) return 1;
+    float n = counts ? counts[at + (row >> 1)] : (float)min(2, p.length - (row & ~1));
     return n > 0 ? 1 / n : 0;
 }
 

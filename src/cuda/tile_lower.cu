@@ -1,12 +1,13 @@
 /*
- * What the tile kernels' coarse levels left comes down, so that a row has few clusters to look at,
- * however many levels there are. Outputs of coarse queries are merged into level 5 from all above
- * it, then into level 2 from levels 3, 4 and 5; gradients of coarse rows are added up into level 5.
- * A thread has a few columns of one cluster.
+ * What the tile kernels' coarse levels left comes down to level 2, so that a row has two clusters
+ * to look at, those of levels 1 and 2, however many levels there are: outputs of coarse queries are
+ * merged, gradients of coarse rows added up. Two launches: into level 5 from all above it, then
+ * into level 2 from levels 3, 4 and 5, which wide tiles do not need. A thread has a few columns of
+ * one cluster.
  */
-#include "cuda/tile.h"
+#include "cuda/tile_wide.h"
 
-enum { LOW = 2, MIDDLE = LOWERED };
+enum { LOW = 2, MIDDLE = LOWERED_WIDE };
 
 /* A thread's cluster of the level a.stage; part: its columns, `width` at a time. */
 struct spot {
@@ -78,7 +79,8 @@ ht_status hti_tile_lower_outputs(const ht_context *ctx, const hti_tile_args &t) 
 /* ---- gradients ---- */
 
 /* Shares: a mean's gradient goes to all n rows of its cluster, 1/n to each; what a coarse query of
- * mode first got goes to its row, if that is also the lower cluster's. */
+ * mode first got goes to its row, if that is also the lower cluster's. Levels that have been
+ * lowered already are in shares. */
 static __global__ void __launch_bounds__(THREADS)
     tile_lower_grads(const __grid_constant__ hti_tile_args t) {
     const hti_cuda_args &a = t.a;
@@ -100,7 +102,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (first) {
             int64_t at = cluster_at(t, s.p, level);
             share = first_row(a, s.p, level, at, c) == own ? 1 : 0;
-        } else {
+        } else if (a.stage == MIDDLE || level != MIDDLE) {
             float n = counts ? counts[row] : (float)min(1 << level, s.p.length - (c << level));
             share = n > 0 ? 1 / n : 0;
         }
@@ -112,7 +114,8 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 ht_status hti_tile_lower_grads(const ht_context *ctx, const hti_tile_args &t, int queries) {
-    int heads = queries ? t.a.q_heads : t.a.kv_heads;
+    if (t.a.levels <= LOW) return HT_OK;
+    int heads = queries ? t.a.q_heads : t.a.kv_heads, wide = hti_wide_takes(ctx, t);
     return launch(ctx, tile_lower_grads, "adding up gradients of levels", t, heads, queries ? 3 : 2,
-                  4, MIDDLE);
+                  4, wide ? MIDDLE : LOW);
 }

@@ -26,28 +26,38 @@ struct wide_state {
     float m[2], l[2];
 };
 
-/* Scores become weights, the state is rescaled to the new maximum: x * scale + level is in log2
- * units. */
+/* Scores become weights: x * scale + level is in log2 units. The state is rescaled only where its
+ * maximum falls behind by a factor of 256, which floats hold easily. */
 DEVICE void soften_wide(float x[8][4], wide_state &s, float scale, float level) {
+    float top[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float top = HTI_NEG_INF, sum = 0;
+        float most = HTI_NEG_INF;
 #pragma unroll
-        for (int n = 0; n < 8; n++) top = fmaxf(top, fmaxf(x[n][2 * h], x[n][2 * h + 1]));
-        top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
-        float m = fmaxf(s.m[h], fmaf(top, scale, level)), base = m == HTI_NEG_INF ? 0 : m;
-        float fade = exp2_fast(s.m[h] - base), less = level - base;
-        s.m[h] = m;
+        for (int n = 0; n < 8; n++) most = fmaxf(most, fmaxf(x[n][2 * h], x[n][2 * h + 1]));
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+        top[h] = fmaf(most, scale, level);
+    }
+    if (__any_sync(ALL_LANES, top[0] > s.m[0] + 8 || top[1] > s.m[1] + 8)) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float m = fmaxf(s.m[h], top[h]), fade = m == HTI_NEG_INF ? 1 : exp2_fast(s.m[h] - m);
+            s.m[h] = m, s.l[h] *= fade;
+#pragma unroll
+            for (int n = 0; n < 8; n++) s.o[n][2 * h] *= fade, s.o[n][2 * h + 1] *= fade;
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float less = level - (s.m[h] == HTI_NEG_INF ? 0 : s.m[h]), sum[2] = {0, 0};
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             x[n][2 * h] = exp2_fast(fmaf(x[n][2 * h], scale, less));
             x[n][2 * h + 1] = exp2_fast(fmaf(x[n][2 * h + 1], scale, less));
-            sum += x[n][2 * h] + x[n][2 * h + 1];
+            sum[0] += x[n][2 * h], sum[1] += x[n][2 * h + 1];
         }
-        s.l[h] = s.l[h] * fade + sum;
-#pragma unroll
-        for (int n = 0; n < 8; n++) s.o[n][2 * h] *= fade, s.o[n][2 * h + 1] *= fade;
+        s.l[h] += sum[0] + sum[1];
     }
 }
 
@@ -128,8 +138,8 @@ DEVICE void wide_step(wide_state &s, const hti_tile_args &t, const sighted &sigh
     products_wait(); /* those of the step before, too */
     pin(x), pin(s.o);
     if (GRAD) pin(gv);
-    if (sight.partial) cut_scores(x, t, sight, level, first, row);
-    if (sight.ragged) trim_last(x, t, level, first, length);
+    if (sight.partial()) cut_scores(x, t, sight, level, first, row);
+    if (sight.ragged()) trim_last(x, t, level, first, length);
     if (GRAD)
         grad_wide(x, gv, s.m, s.l, t.scale2, (float)level);
     else
@@ -160,7 +170,7 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
     }
     __syncthreads();
     int steps = list[-1].left;
-    fill_steps(list, steps, t, p, head / a.group);
+    fill_steps(list, steps, t, p, head / a.group, shape::TEAMS);
     __syncthreads();
     auto place_of = [&](int step) {
         return base + shape::STEPS + step % shape::STAGES * 2 * WIDE_TILE;
@@ -171,7 +181,7 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
     };
     side rows = query_side(t, p, head, 0, false);
     auto bring_own = [&](uint32_t to, const bf16 *from, int64_t stride) {
-        bring_rows<shape::QUERIES, shape::THREADS>(base + to, from + p.first * stride, stride,
+        bring_rows<shape::QUERIES, shape::THREADS>(base + to, from + p.first * stride, (int)stride,
                                                    p.length - p.first);
     };
     if (!a.turn) bring_own(0, rows.x, rows.xs);
@@ -179,7 +189,7 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
     for (int i = 0; i < shape::AHEAD; i++) bring(i);
     if (a.turn) turn_own<shape::QUERIES, shape::THREADS>(base, base + shape::TURNED, t, p, rows);
 
-    int first = p.first + WIDE_ROWS * team, own = p.first + GROUP * warp, row = own + lane_id() / 4;
+    int own = p.first + GROUP * warp, row = own + lane_id() / 4;
     uint32_t unturned = base + team * WIDE_TILE, dout = unturned + shape::OWN;
     uint32_t q = a.turn ? unturned + shape::TURNED : unturned;
     wide_state s;
@@ -202,8 +212,8 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
             products_wait(), pin(s.o);
             if (GRAD) turn_back<WIDE_D>(s.o, t, p, own);
         }
-        sighted sight = keys_in_sight(t, level, first, k, p.length);
-        if (sight.lo >= sight.hi)
+        sighted sight = {list[step].sight[team]};
+        if (!sight.word)
             products_wait(), pin(s.o);
         else
             wide_step<GRAD>(s, t, sight, q, dout, place_of(step), level, k, row, p.length);

@@ -17,21 +17,26 @@ struct wide_keys {
     const bf16 *x, *y; /* the first row's key and value */
     int xs, ys;        /* from row to row */
     int level, first, left;
+    uint32_t sight[2]; /* of each warpgroup, see sighted */
+    int pad[3];
 };
 
 #if HTI_WIDE
 
 /* ---- what 64 queries see of 64 keys ---- */
 
+/* Keys lo ... hi - 1 of a step are seen; 0: none. */
 struct sighted {
-    int lo, hi;   /* keys of the step */
-    bool partial; /* not all 64, or the diagonal */
-    bool ragged;  /* among them a cluster that is not whole */
+    uint32_t word;
+    __device__ __forceinline__ int lo() const { return (int)(word & 255); }
+    __device__ __forceinline__ int hi() const { return (int)(word >> 8 & 255); }
+    __device__ __forceinline__ bool partial() const { return word >> 16 & 1; } /* or the diagonal */
+    __device__ __forceinline__ bool ragged() const { return word >> 17; } /* one is not whole */
 };
 
 /* Queries first ... first + 63, keys k ... k + 63 of a level; all of them are in one half of their
  * block. end: queries of the sequence */
-DEVICE sighted keys_in_sight(const hti_tile_args &t, int level, int first, int k, int end) {
+DEVICE uint32_t keys_in_sight(const hti_tile_args &t, int level, int first, int k, int end) {
     int block = t.a.block, c = first >> level, b = block_of(t, c), upper = c - b * block;
     int lo = (b - 1) * block, hi = (b + 2) * block;
     if (level == 0) {
@@ -42,14 +47,12 @@ DEVICE sighted keys_in_sight(const hti_tile_args &t, int level, int first, int k
         lo = (b + 1) * block + (upper < block / 2 ? 0 : block / 2);
         if (t.a.causal) hi = lo;
     }
-    sighted s = {max(lo - k, 0), min(hi - k, WIDE_ROWS), false, false};
-    if (first >= end) s.hi = s.lo;
     int count = (int)((unsigned)(end + (1 << level) - 1) >> level), whole = end >> level;
+    lo = max(lo - k, 0), hi = min(min(hi - k, WIDE_ROWS), count - k);
+    if (first >= end || lo >= hi) return 0;
     bool diagonal = t.a.causal && level == 0 && k + WIDE_ROWS > first;
-    s.hi = min(s.hi, count - k);
-    s.partial = s.lo > 0 || s.hi < WIDE_ROWS || diagonal;
-    s.ragged = s.hi > whole - k;
-    return s;
+    bool partial = lo > 0 || hi < WIDE_ROWS || diagonal, ragged = hi > whole - k;
+    return (uint32_t)lo | (uint32_t)hi << 8 | (uint32_t)partial << 16 | (uint32_t)ragged << 17;
 }
 
 /* Scores that are not seen become -inf; `row` is this lane's first query. */
@@ -58,7 +61,7 @@ DEVICE void cut_scores(float x[8][4], const hti_tile_args &t, const sighted &s, 
     int c0 = 2 * (lane_id() & 3);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int end = s.hi;
+        int end = s.hi();
         if (t.a.causal && level == 0) end = min(end, row + 8 * h - k + 1);
         end -= c0;
 #pragma unroll
@@ -67,10 +70,10 @@ DEVICE void cut_scores(float x[8][4], const hti_tile_args &t, const sighted &s, 
             x[n][2 * h + 1] = 8 * n + 1 < end ? x[n][2 * h + 1] : HTI_NEG_INF;
         }
     }
-    if (s.lo == 0) return;
+    if (s.lo() == 0) return;
 #pragma unroll
     for (int n = 0; n < 8; n++)
-        if (8 * n < s.lo) x[n][0] = x[n][1] = x[n][2] = x[n][3] = HTI_NEG_INF; /* lo: a half */
+        if (8 * n < s.lo()) x[n][0] = x[n][1] = x[n][2] = x[n][3] = HTI_NEG_INF; /* lo: a half */
 }
 
 /* The last cluster of a sequence has fewer rows: less log2 of what it lacks. */
@@ -109,12 +112,15 @@ DEVICE int list_steps(wide_keys *list, const hti_tile_args &t, const place &p, i
 
 /* By all threads: where their rows lie. */
 DEVICE void fill_steps(wide_keys *list, int steps, const hti_tile_args &t, const place &p,
-                       int kv_head) {
+                       int kv_head, int teams) {
     for (int i = (int)threadIdx.x; i < steps; i += (int)blockDim.x) {
         wide_keys &to = list[i];
         side s = key_side(t, p, kv_head, to.level);
         to.x = s.x + to.first * s.xs, to.y = s.y + to.first * s.ys;
         to.xs = (int)s.xs, to.ys = (int)s.ys, to.left = s.count - to.first;
+        for (int team = 0; team < teams; team++)
+            to.sight[team] =
+                keys_in_sight(t, to.level, p.first + WIDE_ROWS * team, to.first, p.length);
     }
 }
 

@@ -17,12 +17,21 @@ struct wide_head {
     int xs, ys;
 };
 
-/* Shared memory: own keys and values, steps, the heads. */
+/* 64 queries; bit w: warp w sees them. */
+struct wide_rows {
+    int first;
+    uint32_t seen;
+};
+
+/* Shared memory: own keys and values, steps, the list of steps, the heads. In the end what came down
+ * from coarse levels takes the place of the first two: 62 rows of dk and of dv, padded. */
 enum : uint32_t {
-    STEP_BYTES = 2 * WIDE_TILE + WIDE_ROWS * 8, /* q, dout, then (m, h) */
-    STEP_ROOM = 2 * WIDE_TILE + 1024,
+    STEP_ROOM = 2 * WIDE_TILE + 1024, /* q, dout, then (m, h) */
     STEPS_AT = 2 * WIDE_TILE,
-    HEADS_AT = STEPS_AT + STAGES * STEP_ROOM
+    MOST_STEPS = 64,
+    LIST_AT = STEPS_AT + STAGES * STEP_ROOM,
+    HEADS_AT = LIST_AT + MOST_STEPS * sizeof(wide_rows) + 16,
+    LINE = WIDE_D * 4 + 32
 };
 
 #if HTI_WIDE
@@ -35,6 +44,23 @@ DEVICE void fill_heads(wide_head *list, const hti_tile_args &t, const place &p, 
     }
 }
 
+/* By the first warp: the steps that any warp sees. Returns how many. */
+DEVICE int list_rows(wide_rows *list, const hti_tile_args &t, const key_rows<WIDE_D> &o,
+                     const ranges &r) {
+    int n0 = (r.hi0 - r.lo0 + 3) / 4, per = n0 + (r.hi1 - r.lo1 + 3) / 4, count = 0;
+    for (int at = 0; at < per; at += 32) {
+        int i = at + lane_id(), first = GROUP * (i < n0 ? r.lo0 + 4 * i : r.lo1 + 4 * (i - n0));
+        int c = first >> o.shift;
+        uint32_t seen = 0;
+        for (int w = 0; w < 4 && i < per; w++)
+            seen |= (sight(t, o.level, c, c, o.own + GROUP * w) ? 1u : 0u) << w;
+        uint32_t all = __ballot_sync(ALL_LANES, seen != 0);
+        if (seen) list[count + __popc(all & ((1u << lane_id()) - 1))] = {first, seen};
+        count += __popc(all);
+    }
+    return count;
+}
+
 /* 64 queries from `first` on. */
 DEVICE void bring_queries(uint32_t to, const wide_head &h, int first, int length) {
     int left = length - first, r = (int)threadIdx.x;
@@ -45,103 +71,135 @@ DEVICE void bring_queries(uint32_t to, const wide_head &h, int first, int length
                        r < left);
 }
 
-/* Scores of this lane's two keys and 64 queries become weights; numbers: the queries' (m, h). */
-DEVICE void weigh_queries(float x[8][4], const float weight[2], uint32_t numbers, float scale) {
+/* Products s and <v, dout> of this lane's two keys and 64 queries become P and ds; numbers: the
+ * queries' (m, h). */
+DEVICE void weigh_queries(float x[8][4], float gv[8][4], const float weight[2], uint32_t numbers,
+                          float scale) {
     numbers += 16 * (lane_id() & 3);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         uint4 raw = shared_load4(numbers + 64 * n);
         float m[2] = {__uint_as_float(raw.x), __uint_as_float(raw.z)};
+        float less[2] = {__uint_as_float(raw.y), __uint_as_float(raw.w)};
 #pragma unroll
-        for (int e = 0; e < 4; e++)
+        for (int e = 0; e < 4; e++) {
             x[n][e] = exp2_fast(fmaf(x[n][e], scale, weight[e >> 1] - m[e & 1]));
+            gv[n][e] = x[n][e] * (gv[n][e] - less[e & 1]);
+        }
     }
 }
 
-/* Queries before their keys do not see them. ahead: this lane's first key less the first query */
+/* Scores of queries before their keys. ahead: this lane's first key less the first query */
 DEVICE void hide_before(float x[8][4], int ahead) {
     ahead -= 2 * (lane_id() & 3);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) x[n][e] = ahead + 8 * (e >> 1) > 8 * n + (e & 1) ? 0 : x[n][e];
+        for (int e = 0; e < 4; e++)
+            x[n][e] = ahead + 8 * (e >> 1) > 8 * n + (e & 1) ? HTI_NEG_INF : x[n][e];
     }
 }
 
-/* <v, dout> becomes the gradient of the scores; w: their weights */
-DEVICE void grad_queries(float x[8][4], const uint32_t w[4][4], uint32_t numbers) {
-    numbers += 16 * (lane_id() & 3);
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-        uint4 raw = shared_load4(numbers + 64 * n);
-        float less[2] = {__uint_as_float(raw.y), __uint_as_float(raw.w)};
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float2 p = unpack2(w[n / 2][2 * (n % 2) + h]);
-            x[n][2 * h] = p.x * (x[n][2 * h] - less[0]);
-            x[n][2 * h + 1] = p.y * (x[n][2 * h + 1] - less[1]);
-        }
-    }
+/* One step in shared memory at q. ahead: as above; hides: whether that matters */
+DEVICE void grad_step(key_rows<WIDE_D> &o, float scale, uint32_t base, uint32_t q, bool seen,
+                      bool hides, int ahead) {
+    float x[8][4], gv[8][4];
+    uint32_t w[4][4], ds[4][4];
+    products_begin();
+    multiply(x, base, q);
+    multiply(gv, base + WIDE_TILE, q + WIDE_TILE);
+    products_commit();
+    products_wait();
+    pin(x), pin(gv);
+    if (hides) hide_before(x, ahead);
+    weigh_queries(x, gv, o.weight, q + 2 * WIDE_TILE, scale);
+    if (!seen) set_zero(x), set_zero(gv);
+    pack_weights(w, x), pack_weights(ds, gv);
+    products_begin();
+    gather(o.dv, w, q + WIDE_TILE);
+    gather(o.dk, ds, q);
+    products_commit();
+    products_wait(); /* registers are too few for more at a time */
+    pin(o.dk), pin(o.dv);
 }
 
-/* The walk over all queries of all heads of the group. */
-DEVICE void walk_wide(key_rows<WIDE_D> &o, const hti_tile_args &t, const key_walk &walk,
-                      const place &p, uint32_t base, const wide_head *heads) {
-    const ranges &r = walk.r;
-    int n0 = (r.hi0 - r.lo0 + 3) / 4, per = n0 + (r.hi1 - r.lo1 + 3) / 4, steps = per * t.a.group;
-    int head = 0, at = 0; /* of the step to be brought */
-    auto first_of = [&](int i) { return GROUP * (i < n0 ? r.lo0 + 4 * i : r.lo1 + 4 * (i - n0)); };
-    int own = o.own - GROUP * warp_index();
-    auto seen = [&](int first) { /* by any warp: those of a half see the same */
-                                 int c = first >> o.shift;
-                                 return sight(t, o.level, c, c, own) ||
-                                        sight(t, o.level, c, c, own + 3 * GROUP);
-    };
+/* The walk over all queries of all heads of the group. ahead: this lane's first key, of level 0 */
+DEVICE void walk_wide(key_rows<WIDE_D> &o, const hti_tile_args &t, uint32_t base,
+                      const wide_head *heads, const wide_rows *list, int per, int length) {
+    int steps = per * t.a.group, head = 0, at = 0; /* of the step to be brought */
+    bool diagonal = t.a.causal && o.level == 0;
+    auto place_of = [&](int step) { return base + STEPS_AT + step % STAGES * STEP_ROOM; };
     auto bring = [&](int step) {
-        if (step < steps && seen(first_of(at)))
-            bring_queries(base + STEPS_AT + step % STAGES * STEP_ROOM, heads[head], first_of(at),
-                          p.length);
+        if (step < steps) bring_queries(place_of(step), heads[head], list[at].first, length);
         if (++at == per) at = 0, head++;
         copies_commit();
     };
-    bring(0);
+    bring(0), bring(1);
     for (int step = 0, now = 0; step < steps; step++) {
-        copies_wait<0>();
-        __syncthreads(); /* the step has arrived, and that of two before it is done with */
-        bring(step + 1);
-        uint32_t q = base + STEPS_AT + step % STAGES * STEP_ROOM;
-        int first = first_of(now), row = o.own + lane_id() / 4;
+        copies_wait<1>();
+        __syncthreads(); /* the step has arrived, and the one before it is done with */
+        bring(step + 2);
+        wide_rows rows = list[now];
         if (++now == per) now = 0;
-        if (!seen(first)) {
-            products_wait(), pin(o.dk), pin(o.dv);
-            continue;
-        }
-        float x[8][4];
-        uint32_t w[4][4], ds[4][4];
-        products_begin();
-        multiply(x, base, q);
-        products_commit();
-        products_wait(); /* those of the step before, too */
-        pin(x), pin(o.dk), pin(o.dv);
-        weigh_queries(x, o.weight, q + 2 * WIDE_TILE, t.scale2);
-        unsigned bits = sight(t, o.level, first >> o.shift, (first + 8) >> o.shift, o.own);
-        if (t.a.causal && o.level == 0 && first < o.own + GROUP) hide_before(x, row - first);
-        if (!bits) set_zero(x);
-        pack_weights(w, x);
-        products_begin();
-        multiply(x, base + WIDE_TILE, q + WIDE_TILE);
-        gather(o.dv, w, q + WIDE_TILE);
-        products_commit();
-        products_wait();
-        pin(x), pin(o.dv);
-        grad_queries(x, w, q + 2 * WIDE_TILE);
-        pack_weights(ds, x);
-        products_begin();
-        gather(o.dk, ds, q);
-        products_commit();
+        grad_step(o, t.scale2, base, place_of(step), rows.seen >> warp_id() & 1,
+                  diagonal && rows.first < o.own + GROUP, o.own + lane_id() / 4 - rows.first);
     }
-    products_wait();
-    pin(o.dk), pin(o.dv);
+}
+
+/* ---- what came down from coarse levels ---- */
+
+/* Level l has 64 >> l rows, behind those below it. */
+DEVICE uint32_t line_of(int level, int row) { return (uint32_t)(64 - (128 >> level) + row) * LINE; }
+
+/* Levels 1 to `last` of 64 keys from `own` on, into shared memory: dk, then dv. */
+DEVICE void bring_grads(uint32_t base, const hti_tile_args &t, const place &p, int kv_head, int own,
+                        int last) {
+    for (int level = 1; level <= last; level++) {
+        int count = min(64 >> level, (int)hti_clusters(p.length, level) - (own >> level));
+        int64_t at = kv_head * t.a.clusters + cluster_at(t, p, level) + (own >> level);
+        for (int i = (int)threadIdx.x; i < count * 32; i += TEAM) {
+            int row = i / 32, ch = i % 16, of_v = i / 16 & 1;
+            const float *from = (of_v ? t.a.dvt : t.a.dkt) + (at + row) * WIDE_D + 4 * ch;
+            copy_async(base + of_v * 64 * LINE + line_of(level, row) + 16 * ch, from);
+        }
+    }
+}
+
+/* x += shares of what lies there; row: this lane's first, of 64 */
+DEVICE void add_grads(float x[8][4], const char *from, const place &p, int own, int row, int last) {
+    int c = lane_id() & 3;
+    for (int level = 1; level <= last; level++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int r = row + 8 * h;
+            if (own + r >= p.length) continue;
+            int first = (own + r) >> level << level; /* what came down is in shares */
+            float share = level == LOWERED_WIDE ? 1 : 1.0f / (float)min(1 << level, p.length - first);
+            const float *at = (const float *)(from + line_of(level, r >> level)) + 2 * c;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float2 y = *(const float2 *)(at + 8 * i);
+                x[i][2 * h] += share * y.x, x[i][2 * h + 1] += share * y.y;
+            }
+        }
+    }
+}
+
+/* Gradients of level 0: those of the clusters above are added. own: the first of 64 keys */
+DEVICE void store_rows(key_rows<WIDE_D> &o, const hti_tile_args &t, const place &p, int kv_head,
+                       int own, uint32_t base, const char *shared) {
+    const hti_cuda_args &a = t.a;
+    int last = min(levels_at(t, p) - 1, (int)LOWERED_WIDE), row = o.own - own + lane_id() / 4;
+    __syncthreads(); /* nobody reads steps any more */
+    bring_grads(base, t, p, kv_head, own, last);
+    if (a.turn) turn_back<WIDE_D>(o.dk, t, p, o.own);
+    copy_async_wait();
+    __syncthreads();
+    if (o.own >= p.length) return;
+    add_grads(o.dk, shared, p, own, row, last);
+    store_grad<WIDE_D>(a.dk, o.dk, a.scale, NULL, t, p, kv_head, o.own);
+    add_grads(o.dv, shared + 64 * LINE, p, own, row, last);
+    store_grad<WIDE_D>(a.dv, o.dv, 1, NULL, t, p, kv_head, o.own);
 }
 #endif
 
@@ -160,24 +218,33 @@ static __global__ void __launch_bounds__(TEAM, 3)
     uint32_t base = align_shared(hti_shared);
     char *shared = (char *)hti_shared + (base - shared_address(hti_shared));
     wide_head *heads = (wide_head *)(shared + HEADS_AT);
-    side keys = key_side(t, p, kv_head, o.level);
-    int own = o.own - GROUP * warp_index();     /* slots of a level come in fours */
+    wide_rows *list = (wide_rows *)(shared + LIST_AT);
+    int *count = (int *)(list + MOST_STEPS);
     if (!__syncthreads_or(o.slot >= 0)) return; /* there is no such block, or it has no keys */
-    bring_rows<WIDE_ROWS, TEAM>(base, keys.x + own * keys.xs, keys.xs, keys.count - own);
-    bring_rows<WIDE_ROWS, TEAM>(base + WIDE_TILE, keys.y + own * keys.ys, keys.ys,
+    side keys = key_side(t, p, kv_head, o.level);
+    int own = o.own - GROUP * warp_index(); /* slots of a level come in fours */
+    bring_rows<WIDE_ROWS, TEAM>(base, keys.x + own * keys.xs, (int)keys.xs, keys.count - own);
+    bring_rows<WIDE_ROWS, TEAM>(base + WIDE_TILE, keys.y + own * keys.ys, (int)keys.ys,
                                 keys.count - own);
     fill_heads(heads, t, p, kv_head, o.level);
+    if (warp_index() == 0) {
+        int per = list_rows(list, t, o, w.r);
+        if (lane_id() == 0) *count = per;
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++) o.weight[h] = weight_of(keys, o.own + 8 * h + (lane_id() >> 2));
     set_zero(o.dk), set_zero(o.dv);
     __syncthreads();
-    walk_wide(o, t, w, p, base, heads);
-    if (!by_chunk) {
-        store_keys<WIDE_D>(o, t, p, kv_head);
-    } else if (o.slot >= 0) {
+    walk_wide(o, t, base, heads, list, *count, p.length);
+    if (by_chunk) {
+        if (o.slot < 0) return;
         float *to = slot_at(t, work / ((t.slots + WARPS - 1) / WARPS), kv_head, o.slot);
         store_sums<WIDE_D>(to, o.dk, GROUP);
         store_sums<WIDE_D>(to + GROUP * WIDE_D, o.dv, GROUP);
+    } else if (o.level > 0) {
+        store_keys<WIDE_D>(o, t, p, kv_head);
+    } else {
+        store_rows(o, t, p, kv_head, own, base, shared);
     }
 #endif
 }

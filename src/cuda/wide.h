@@ -128,15 +128,21 @@ DEVICE uint32_t align_shared(const void *p) { return (shared_address(p) + 1023) 
 
 /* ROWS rows by all threads; zeros from `left` on. stride: elements */
 template <int ROWS, int ALL>
-DEVICE void bring_rows(uint32_t to, const bf16 *from, int64_t stride, int left) {
+DEVICE void bring_rows(uint32_t to, const bf16 *from, int stride, int left) {
+    constexpr int STEP = ALL / 8;
     int ch = (int)threadIdx.x % 8, r0 = (int)threadIdx.x / 8;
     to += (uint32_t)(r0 * 128 + ((ch ^ (r0 & 7)) << 4)); /* the swizzle repeats every 8 rows */
-    const bf16 *at = from + r0 * stride + 8 * ch;
+    const bf16 *at = from + ((int64_t)r0 * stride + 8 * ch);
+    if (left >= ROWS) {
 #pragma unroll
-    for (int i = 0; i < ROWS / (ALL / 8); i++) {
-        bool there = r0 + i * (ALL / 8) < left;
-        copy_async_if(to, there ? at : from, there);
-        to += ALL / 8 * 128, at += ALL / 8 * stride;
+        for (int i = 0; i < ROWS / STEP; i++)
+            copy_async(to + i * STEP * 128, at + (int64_t)stride * (i * STEP));
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < ROWS / STEP; i++) {
+        bool there = r0 + i * STEP < left;
+        copy_async_if(to + i * STEP * 128, there ? at + (int64_t)stride * (i * STEP) : from, there);
     }
 }
 
