@@ -17,7 +17,6 @@ enum { OWN = 128, LEFT = 16, MIXED = 48, ALL = 256, GROUPS = 8, MOST_GROUPS = 64
 /* Eight keys of a level. */
 struct far_keys {
     const bf16 *k, *v; /* NULL: none */
-    float weight[2];   /* log2 of their rows, for each warpgroup; -inf: not seen */
 };
 
 /* Places in shared memory. */
@@ -29,7 +28,8 @@ enum : uint32_t {
     AT_MIXED_V = AT_MIXED_K + 2 * MIXED * 128,
     AT_FAR = AT_MIXED_V + 2 * MIXED * 128, /* [2]: keys, values of a step */
     AT_LIST = AT_FAR + 2 * 2 * WIDE_TILE,
-    FINE_SHARED = AT_LIST + MOST_GROUPS * sizeof(far_keys) + 16
+    AT_WEIGHTS = AT_LIST + MOST_GROUPS * sizeof(far_keys), /* [2][MOST_GROUPS], then the steps */
+    FINE_SHARED = AT_WEIGHTS + 2 * MOST_GROUPS * 4 + 16
 };
 
 /* ---- means of the levels from 3 on ---- */
@@ -160,7 +160,8 @@ static __global__ void __launch_bounds__(ALL) fine_means_up(const __grid_constan
 
 /* By the first warp, a lane per level: the groups of keys that the tile sees from level 3 on,
  * filled up to whole steps. Returns the number of steps. */
-DEVICE int list_far(far_keys *list, const fine_args &f, const place &p, int kv_head) {
+DEVICE int list_far(far_keys *list, float *weights, const fine_args &f, const place &p,
+                    int kv_head) {
     int level = LOWEST + (int)threadIdx.x, b = level < p.levels ? p.first >> (level + 4) : 0;
     int half = level == LOWEST || (p.first >> (level + 3) & 1), mine = b > 0 ? 1 + half : 0;
     int end = mine;
@@ -170,13 +171,17 @@ DEVICE int list_far(far_keys *list, const fine_args &f, const place &p, int kv_h
     }
     for (int i = 0; i < mine; i++) {
         int64_t at = (kv_head * f.blocks[level] + block_at(p, level) + b - 1) * 16 + 8 * i;
-        float weight = (float)level, first = level == LOWEST && i == 1 ? HTI_NEG_INF : weight;
-        list[end - mine + i] = {
-            f.k[level] + at * WIDE_D, f.v[level] + at * WIDE_D, {first, weight}};
+        int to = end - mine + i;
+        list[to] = {f.k[level] + at * WIDE_D, f.v[level] + at * WIDE_D};
+        weights[to] = level == LOWEST && i == 1 ? HTI_NEG_INF : (float)level;
+        weights[MOST_GROUPS + to] = (float)level;
     }
     int all = __shfl_sync(~0u, end, 31), steps = (all + GROUPS - 1) / GROUPS;
-    if ((int)threadIdx.x < steps * GROUPS - all)
-        list[all + threadIdx.x] = {NULL, NULL, {HTI_NEG_INF, HTI_NEG_INF}};
+    if ((int)threadIdx.x < steps * GROUPS - all) {
+        int to = all + (int)threadIdx.x;
+        list[to] = {NULL, NULL};
+        weights[to] = weights[MOST_GROUPS + to] = HTI_NEG_INF;
+    }
     return steps;
 }
 
@@ -192,15 +197,17 @@ DEVICE void bring_far(uint32_t to, const far_keys *list, const void *any) {
     }
 }
 
-/* Rows from - LEFT ... of keys or values; what lies before the sequence or after it is zero. */
-DEVICE void bring_near(uint32_t to, const bf16 *from, int64_t stride, int first, int length) {
-    int ch = (int)threadIdx.x % 8, r0 = (int)threadIdx.x / 8;
+/* Rows from first - LEFT on; what lies before the sequence or after it is zero. */
+DEVICE void bring_near(uint32_t to, const bf16 *from, int stride, int first, int length) {
+    int ch = (int)threadIdx.x % 8, r0 = (int)threadIdx.x / 8, row = first - LEFT + r0;
+    const bf16 *at = from + ((int64_t)row * stride + 8 * ch);
+    bool inside = first > 0 && first + OWN <= length;
     to += (uint32_t)(r0 * 128 + ((ch ^ (r0 & 7)) << 4));
 #pragma unroll
     for (int i = 0; i < (OWN + LEFT + 31) / 32; i++) {
-        int r = r0 + 32 * i, row = first - LEFT + r, there = row >= 0 && row < length;
-        if (r < OWN + LEFT)
-            copy_async_if(to + i * 32 * 128, there ? from + row * stride + 8 * ch : from, there);
+        if (r0 + 32 * i >= OWN + LEFT) break;
+        bool there = inside || (row + 32 * i >= 0 && row + 32 * i < length);
+        copy_async_if(to + i * 32 * 128, there ? at + (int64_t)stride * (32 * i) : from, there);
     }
 }
 
@@ -233,18 +240,21 @@ DEVICE void raise_quad(uint32_t mixed, const uint4 x[4], int quad, int ch) {
     }
 }
 
-/* The clusters before the tile, from device memory: 16 quads, keys and values. */
-DEVICE void raise_before(uint32_t base, const bf16 *k, int64_t ks, const bf16 *v, int64_t vs,
+/* The clusters before the tile, from device memory: 16 quads, keys and values. A thread has one. */
+DEVICE void fetch_before(uint4 x[4], const bf16 *k, int64_t ks, const bf16 *v, int64_t vs,
                          int first) {
     int ch = (int)threadIdx.x % 8, quad = (int)threadIdx.x / 8 % 16 - 16, is_v = threadIdx.x >= 128;
-    const bf16 *from = (is_v ? v : k) + 8 * ch;
     int64_t stride = is_v ? vs : ks;
-    uint4 x[4];
+    const bf16 *from = (is_v ? v : k) + 8 * ch + (first + 4 * quad) * stride;
 #pragma unroll
     for (int m = 0; m < 4; m++) {
-        int row = first + 4 * quad + m; /* a tile has 64 rows before it, or none */
-        x[m] = row >= 0 ? __ldg((const uint4 *)(from + row * stride)) : make_uint4(0, 0, 0, 0);
+        x[m] = make_uint4(0, 0, 0, 0); /* a tile has 64 rows before it, or none */
+        if (first > 0) x[m] = __ldg((const uint4 *)(from + m * stride));
     }
+}
+
+DEVICE void raise_before(uint32_t base, const uint4 x[4]) {
+    int ch = (int)threadIdx.x % 8, quad = (int)threadIdx.x / 8 % 16 - 16, is_v = threadIdx.x >= 128;
     raise_quad(base + (is_v ? AT_MIXED_V : AT_MIXED_K), x, quad, ch);
 }
 
@@ -269,10 +279,11 @@ struct fine_state {
 };
 
 /* Scores become weights; level(n): log2 of the rows of a key of group n, -inf: not seen; bit n of
- * `seen`: the warp sees something of the group. */
+ * `seen`: the warp sees something of the group. The state is rescaled only where its maximum falls
+ * behind by a factor of 256, which floats hold easily. */
 template <typename Level>
 DEVICE void soften_groups(float x[8][4], fine_state &s, float scale, unsigned seen, Level level) {
-    float base[2], top[2] = {HTI_NEG_INF, HTI_NEG_INF}, sum[2] = {0, 0};
+    float top[2] = {HTI_NEG_INF, HTI_NEG_INF};
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         if (!(seen >> n & 1)) continue;
@@ -284,31 +295,33 @@ DEVICE void soften_groups(float x[8][4], fine_state &s, float scale, unsigned se
     for (int h = 0; h < 2; h++) {
         top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 1));
         top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 2));
-        float m = fmaxf(s.m[h], top[h]);
-        base[h] = m == HTI_NEG_INF ? 0 : m;
-        float fade = exp2_fast(s.m[h] - base[h]);
-        s.m[h] = m, s.l[h] *= fade;
-#pragma unroll
-        for (int n = 0; n < 8; n++) s.o[n][2 * h] *= fade, s.o[n][2 * h + 1] *= fade;
     }
+    if (__any_sync(~0u, top[0] > s.m[0] + 8 || top[1] > s.m[1] + 8)) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float m = fmaxf(s.m[h], top[h]), fade = m == HTI_NEG_INF ? 1 : exp2_fast(s.m[h] - m);
+            s.m[h] = m, s.l[h] *= fade;
+#pragma unroll
+            for (int n = 0; n < 8; n++) s.o[n][2 * h] *= fade, s.o[n][2 * h + 1] *= fade;
+        }
+    }
+    float less[2] = {s.m[0] == HTI_NEG_INF ? 0 : s.m[0], s.m[1] == HTI_NEG_INF ? 0 : s.m[1]};
 #pragma unroll
     for (int n = 0; n < 8; n++) {
         if (seen >> n & 1) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                x[n][e] = exp2_fast(fmaf(x[n][e], scale, level(n) - base[e >> 1]));
-                sum[e >> 1] += x[n][e];
+                x[n][e] = exp2_fast(fmaf(x[n][e], scale, level(n) - less[e >> 1]));
+                s.l[e >> 1] += x[n][e];
             }
         } else {
             x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;
         }
     }
-    s.l[0] += sum[0], s.l[1] += sum[1];
 }
 
-/* A step of far keys at `at`; list: its groups. */
-DEVICE void attend_far(fine_state &s, uint32_t q, uint32_t at, const far_keys *list, int team,
-                       float scale) {
+/* A step of far keys at `at`; weights: of its groups. */
+DEVICE void attend_far(fine_state &s, uint32_t q, uint32_t at, const float *weights, float scale) {
     float x[8][4];
     uint32_t w[4][4];
     products_begin();
@@ -316,7 +329,9 @@ DEVICE void attend_far(fine_state &s, uint32_t q, uint32_t at, const far_keys *l
     products_commit();
     products_wait();
     pin(x), pin(s.o);
-    soften_groups(x, s, scale, 255, [&](int n) { return list[n].weight[team]; });
+    float4 lo = ((const float4 *)weights)[0], hi = ((const float4 *)weights)[1];
+    const float level[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+    soften_groups(x, s, scale, 255, [&](int n) { return level[n]; });
     pack_weights(w, x);
     pin(s.o);
     products_begin();
@@ -419,7 +434,8 @@ static __global__ void __launch_bounds__(ALL, 2) fine_wide(const __grid_constant
     const hti_hier_args &a = f.h;
     uint32_t base = align_shared(shared_bytes);
     far_keys *list = (far_keys *)(shared_bytes + (base - shared_address(shared_bytes)) + AT_LIST);
-    int *count = (int *)(list + MOST_GROUPS);
+    float *weights = (float *)(list + MOST_GROUPS);
+    int *count = (int *)(weights + 2 * MOST_GROUPS);
     int head = gridDim.x - 1 - blockIdx.x, warp = warp_index(), team = warp / 4;
     place p;
     /* backwards: what coarsening read last may still be in the L2 cache */
@@ -429,14 +445,15 @@ static __global__ void __launch_bounds__(ALL, 2) fine_wide(const __grid_constant
     const bf16 *v = (const bf16 *)a.v.data + tensor_base(a, a.v, p, head / a.group);
     bring_rows<OWN, ALL>(base + AT_Q, q + p.first * a.q.row_stride, (int)a.q.row_stride,
                          p.length - p.first);
-    bring_near(base + AT_K, k, a.k.row_stride, p.first, p.length);
-    bring_near(base + AT_V, v, a.v.row_stride, p.first, p.length);
+    bring_near(base + AT_K, k, (int)a.k.row_stride, p.first, p.length);
+    bring_near(base + AT_V, v, (int)a.v.row_stride, p.first, p.length);
     copies_commit();
+    uint4 before[4];
+    fetch_before(before, k, a.k.row_stride, v, a.v.row_stride, p.first);
     if (warp == 0) {
-        int steps = list_far(list, f, p, head / a.group);
+        int steps = list_far(list, weights, f, p, head / a.group);
         if (threadIdx.x == 0) *count = steps;
     }
-    raise_before(base, k, a.k.row_stride, v, a.v.row_stride, p.first);
     chain_wait(); /* the towers are complete */
     __syncthreads();
     int steps = *count;
@@ -444,6 +461,7 @@ static __global__ void __launch_bounds__(ALL, 2) fine_wide(const __grid_constant
         if (i < steps) bring_far(base + AT_FAR + i * 2 * WIDE_TILE, list + i * GROUPS, q);
         copies_commit();
     }
+    raise_before(base, before);
 
     fine_state s;
     set_zero(s.o);
@@ -453,14 +471,14 @@ static __global__ void __launch_bounds__(ALL, 2) fine_wide(const __grid_constant
     __syncthreads();
     raise_own(base);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncthreads();
     attend_own(s, mine, base, team, warp % 4, a.scale);
+    __syncthreads(); /* clusters of levels 1 and 2 are there */
     attend_mixed(s, mine, base, team, warp % 4, p.first + team == 0, a.scale);
     for (int step = 0; step < steps; step++) {
         copies_wait<1>();
         __syncthreads();
         uint32_t at = base + AT_FAR + (step & 1) * 2 * WIDE_TILE;
-        attend_far(s, mine, at, list + step * GROUPS, team, a.scale);
+        attend_far(s, mine, at, weights + team * MOST_GROUPS + step * GROUPS, a.scale);
         if (step + 2 < steps) {
             __syncthreads(); /* everybody is done with the step */
             bring_far(at, list + (step + 2) * GROUPS, a.q.data);

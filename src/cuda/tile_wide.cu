@@ -72,32 +72,49 @@ DEVICE void grad_wide(float x[8][4], const float gv[8][4], const float m[2], con
     }
 }
 
-/* Queries of the tile as they are, and turned. */
+/* Queries of the tile as they are, and turned: a thread has some chunks of the first half of rows
+ * and their partners, on their way while the steps are listed. */
+template <int ROWS, int ALL> struct turning {
+    static constexpr int COUNT = ROWS * 4 / ALL;
+    uint4 x[COUNT], y[COUNT];
+    float4 turn[COUNT][4]; /* cosine and sine of two columns */
+};
+
 template <int ROWS, int ALL>
-DEVICE void turn_own(uint32_t to, uint32_t turned, const hti_tile_args &t, const place &p,
-                     const side &s) {
+DEVICE void begin_turning(turning<ROWS, ALL> &q, const hti_tile_args &t, const place &p,
+                          const side &s) {
     int ch = (int)threadIdx.x % 4;
 #pragma unroll
-    for (int i = 0; i < ROWS * 4 / ALL; i++) {
-        int r = (int)threadIdx.x / 4 + i * (ALL / 4), row = p.first + r;
-        uint4 x = make_uint4(0, 0, 0, 0), y = x;
-        float lo[8] = {0, 0, 0, 0, 0, 0, 0, 0}, hi[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (row < p.length) {
-            const bf16 *from = s.x + row * s.xs + 8 * ch;
-            const float4 *turn = (const float4 *)(t.a.turn + (int64_t)row * WIDE_D + 16 * ch);
-            x = *(const uint4 *)from, y = *(const uint4 *)(from + WIDE_D / 2);
-            add_chunk(lo, x), add_chunk(hi, y);
+    for (int i = 0; i < q.COUNT; i++) {
+        int row = p.first + (int)threadIdx.x / 4 + i * (ALL / 4);
+        bool there = row < p.length;
+        const bf16 *from = s.x + (there ? row : 0) * s.xs + 8 * ch;
+        const float4 *turn =
+            (const float4 *)(t.a.turn + (int64_t)(there ? row : 0) * WIDE_D + 16 * ch);
+        q.x[i] = *(const uint4 *)from, q.y[i] = *(const uint4 *)(from + WIDE_D / 2);
 #pragma unroll
-            for (int c = 0; c < 8; c += 2) {
-                float4 w = turn[c / 2]; /* cosine and sine of two columns */
-                float lo0 = lo[c], lo1 = lo[c + 1];
-                lo[c] = lo0 * w.x - hi[c] * w.y, hi[c] = hi[c] * w.x + lo0 * w.y;
-                lo[c + 1] = lo1 * w.z - hi[c + 1] * w.w;
-                hi[c + 1] = hi[c + 1] * w.z + lo1 * w.w;
-            }
+        for (int c = 0; c < 4; c++) q.turn[i][c] = turn[c];
+        if (!there) q.x[i] = q.y[i] = make_uint4(0, 0, 0, 0);
+    }
+}
+
+template <int ROWS, int ALL>
+DEVICE void end_turning(uint32_t to, uint32_t turned, const turning<ROWS, ALL> &q) {
+    int ch = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < q.COUNT; i++) {
+        int r = (int)threadIdx.x / 4 + i * (ALL / 4);
+        float lo[8] = {0, 0, 0, 0, 0, 0, 0, 0}, hi[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        add_chunk(lo, q.x[i]), add_chunk(hi, q.y[i]);
+#pragma unroll
+        for (int c = 0; c < 8; c += 2) {
+            float4 w = q.turn[i][c / 2];
+            float lo0 = lo[c], lo1 = lo[c + 1];
+            lo[c] = lo0 * w.x - hi[c] * w.y, hi[c] = hi[c] * w.x + lo0 * w.y;
+            lo[c + 1] = lo1 * w.z - hi[c + 1] * w.w, hi[c + 1] = hi[c + 1] * w.z + lo1 * w.w;
         }
         uint32_t at = (uint32_t)(r * 128 + ((ch ^ (r & 7)) << 4)); /* chunk ch + 4: bit 6 flips */
-        shared_store4(to + at, x), shared_store4(to + (at ^ 64), y);
+        shared_store4(to + at, q.x[i]), shared_store4(to + (at ^ 64), q.y[i]);
         shared_store4(turned + at, pack8(lo)), shared_store4(turned + (at ^ 64), pack8(hi));
     }
 }
@@ -164,6 +181,9 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
     int head = (int)(blockIdx.x % a.q_heads), warp = warp_index(), team = warp / 4;
     place p;
     if (!find_tile(&p, t, 0, shape::QUERIES, blockIdx.x / (unsigned)a.q_heads)) return;
+    side rows = query_side(t, p, head, 0, false);
+    turning<shape::QUERIES, shape::THREADS> turned;
+    if (a.turn) begin_turning(turned, t, p, rows);
     if (warp == 0) {
         int count = list_steps(list, t, p, shape::QUERIES, levels_at(t, p));
         if (lane_id() == 0) list[-1].left = count;
@@ -179,7 +199,6 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
         if (step < steps) bring_keys<shape::THREADS>(place_of(step), list[step]);
         copies_commit();
     };
-    side rows = query_side(t, p, head, 0, false);
     auto bring_own = [&](uint32_t to, const bf16 *from, int64_t stride) {
         bring_rows<shape::QUERIES, shape::THREADS>(base + to, from + p.first * stride, (int)stride,
                                                    p.length - p.first);
@@ -187,7 +206,7 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
     if (!a.turn) bring_own(0, rows.x, rows.xs);
     if (GRAD) bring_own(shape::OWN, rows.y, rows.ys);
     for (int i = 0; i < shape::AHEAD; i++) bring(i);
-    if (a.turn) turn_own<shape::QUERIES, shape::THREADS>(base, base + shape::TURNED, t, p, rows);
+    if (a.turn) end_turning(base, base + shape::TURNED, turned);
 
     int own = p.first + GROUP * warp, row = own + lane_id() / 4;
     uint32_t unturned = base + team * WIDE_TILE, dout = unturned + shape::OWN;

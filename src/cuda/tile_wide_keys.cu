@@ -23,8 +23,8 @@ struct wide_rows {
     uint32_t seen;
 };
 
-/* Shared memory: own keys and values, steps, the list of steps, the heads. In the end what came down
- * from coarse levels takes the place of the first two: 62 rows of dk and of dv, padded. */
+/* Shared memory: own keys and values, steps, the list of steps, the heads. In the end what came
+ * down from coarse levels takes the place of the first two: 62 rows of dk and of dv, padded. */
 enum : uint32_t {
     STEP_ROOM = 2 * WIDE_TILE + 1024, /* q, dout, then (m, h) */
     STEPS_AT = 2 * WIDE_TILE,
@@ -174,7 +174,8 @@ DEVICE void add_grads(float x[8][4], const char *from, const place &p, int own, 
             int r = row + 8 * h;
             if (own + r >= p.length) continue;
             int first = (own + r) >> level << level; /* what came down is in shares */
-            float share = level == LOWERED_WIDE ? 1 : 1.0f / (float)min(1 << level, p.length - first);
+            float share =
+                level == LOWERED_WIDE ? 1 : 1.0f / (float)min(1 << level, p.length - first);
             const float *at = (const float *)(from + line_of(level, r >> level)) + 2 * c;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
