@@ -109,6 +109,8 @@ void cases_tiles(case_list *list, ht_dtype dtype);
 void cases_plain(case_list *list, ht_dtype dtype);
 /* Whole clusters of 64 columns, which some kernels take without looking at each. */
 void cases_whole(case_list *list, ht_dtype dtype);
+/* Every row its own query, 64 columns, blocks of 16, 64 and 128 rows: the wide kernels. */
+void cases_wide(case_list *list, ht_dtype dtype);
 
 /* splitmix64: the next of a stream of random numbers. */
 uint64_t test_random(uint64_t *state);

@@ -28,6 +28,7 @@ static void list(void) {
         cases_tiles(&cases, types[t]);
         cases_plain(&cases, types[t]);
         cases_whole(&cases, types[t]);
+        cases_wide(&cases, types[t]);
     }
     harness_add_all("oracle", against_oracle, &cases);
     cases_free(&cases);

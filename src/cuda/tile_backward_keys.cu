@@ -239,7 +239,8 @@ static __global__ void __launch_bounds__(THREADS)
 
 int64_t hti_tile_pieces(hti_tile_args *t) {
     hti_cuda_args &a = t->a;
-    for (t->high = 1; a.block << t->high < CHUNK;) t->high++;
+    int rows = a.block % WIDE_ROWS == 0 ? 2 * CHUNK : CHUNK; /* wide tiles are quicker */
+    for (t->high = 1; a.block << t->high < rows;) t->high++;
     t->slots = (a.levels - t->high) * level_slots(a);
     if (a.query == HT_QUERY_FINE && t->slots > 0) {
         /* room for a packed call: it is cut into more chunks */
