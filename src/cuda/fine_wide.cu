@@ -60,12 +60,14 @@ static __device__ __forceinline__ void keep_sum(float *sums, bf16 *to, const flo
 static __device__ __forceinline__ void sum_rows(float *sums, bf16 *to, const bf16 *from,
                                                 int64_t stride, int left) {
     int ch = (int)threadIdx.x % 8, r = (int)threadIdx.x / 8;
-    uint4 x[2][8]; /* all on their way before the first is used */
+    uint4 x[2][8];
+    bool whole = left >= PART;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         int row = 8 * (r + PART3 / 2 * (i / 8)) + i % 8;
         x[i / 8][i % 8] = make_uint4(0, 0, 0, 0);
-        if (row < left) x[i / 8][i % 8] = __ldg((const uint4 *)(from + row * stride + 8 * ch));
+        if (whole || row < left)
+            x[i / 8][i % 8] = __ldg((const uint4 *)(from + row * stride + 8 * ch));
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -94,7 +96,7 @@ static __device__ __forceinline__ void sum_pairs(float *sums, bf16 *to, const fl
 }
 
 /* One plane (a head of k or v), 512 or 2,048 rows: levels 3 to f.top. */
-static __global__ void __launch_bounds__(ALL) fine_means(const __grid_constant__ fine_args f) {
+static __global__ void __launch_bounds__(ALL, 4) fine_means(const __grid_constant__ fine_args f) {
     __shared__ __align__(16) float sums[2 * PART3 * WIDE_D], tops[8 * WIDE_D];
     const hti_hier_args &a = f.h;
     int parts = 1 << (f.top - PART_TOP), head = blockIdx.x >> 1, is_v = blockIdx.x & 1;

@@ -1,8 +1,8 @@
 /*
  * Wide tiles, the side of the queries: forward and dq. A thread block owns 128 queries, 64 for each
  * of its two warpgroups, and walks over the keys of all levels, 64 at a time, while the next ones
- * are on their way. Sums stay in flight: the last product of a step ends beside the first of the
- * next, so that a step's rows may be replaced two steps later.
+ * are on their way; forward brings two steps at a time, so that warpgroups wait for each other less
+ * often. Sums stay in flight: the last product of a step ends beside the first of the next.
  */
 #include "cuda/tile_grad.h"
 #include "cuda/tile_wide.h"
@@ -222,9 +222,16 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
         s.m[h] = n.x, s.l[h] = n.y;
     }
     for (int step = 0; step < steps; step++) {
-        copies_wait<shape::AHEAD - 1>();
-        __syncthreads(); /* the step has arrived, and that of two before it is done with */
-        bring(step + shape::AHEAD);
+        if (GRAD) {
+            copies_wait<shape::AHEAD - 1>();
+            __syncthreads(); /* the step has arrived, and that of two before it is done with */
+            bring(step + shape::AHEAD);
+        } else if (step % 2 == 0) {
+            copies_wait<0>();
+            products_wait(), pin(s.o);
+            __syncthreads(); /* two steps have arrived, and the two before them are done with */
+            bring(step + 2), bring(step + 3);
+        }
         int level = list[step].level, k = list[step].first;
         if (q != unturned && level > 0) {
             q = unturned; /* coarse levels take the query unturned */
