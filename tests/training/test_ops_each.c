@@ -452,20 +452,26 @@ static const struct {
            {"adding", run_adding},
            {"embedding, even", run_embed_even}};
 
-/* What has kernels for large shapes alone. */
-static const struct {
+typedef struct shaped {
     const char *name;
     op_run run;
     int64_t rows, width;
-} large[] = {{"widening", run_widening, 1100, 64},    {"widening", run_widening, 1300, 192},
-             {"adding", run_adding, 1100, 128},       {"loss", run_loss, 70, 2048},
-             {"loss", run_loss, 300, 4104},           {"loss", run_loss, 150, 16000},
-             {"loss", run_loss, 140, 32768},          {"loss", run_loss, 20, 40000},
-             {"slim", run_slim16, 4100, 16},          {"slim", run_slim16, 4997, 32},
-             {"slim", run_slim32, 4096, 16},          {"slim", run_slim32, 6000, 32},
-             {"slim", run_slim32, 4111, 48},          {"slim", run_slim32, 4200, 64},
-             {"slim", run_slim64, 4300, 32},          {"adding", run_adding, 5000, 32},
-             {"slim, gelu", run_slim_gelu, 5000, 32}, {"slim, gelu", run_slim_gelu, 5000, 48}};
+} shaped;
+
+/* What has kernels for large shapes alone. */
+static const shaped large[] = {
+    {"widening", run_widening, 1100, 64}, {"widening", run_widening, 1300, 192},
+    {"adding", run_adding, 1100, 128},    {"loss", run_loss, 70, 2048},
+    {"loss", run_loss, 300, 4104},        {"loss", run_loss, 150, 16000},
+    {"loss", run_loss, 140, 32768},       {"loss", run_loss, 20, 40000}};
+
+/* And in bf16 alone: nothing new for a device without it. */
+static const shaped slim[] = {
+    {"slim", run_slim16, 4100, 16},          {"slim", run_slim16, 4997, 32},
+    {"slim", run_slim32, 4096, 16},          {"slim", run_slim32, 6000, 32},
+    {"slim", run_slim32, 4111, 48},          {"slim", run_slim32, 4200, 64},
+    {"slim", run_slim64, 4300, 32},          {"adding", run_adding, 5000, 32},
+    {"slim, gelu", run_slim_gelu, 5000, 32}, {"slim, gelu", run_slim_gelu, 5000, 48}};
 
 static void each(void **state) {
     static const int64_t sizes[][2] = {{7, 5},     {40, 24},   {33, 64},   {300, 128}, {5000, 32},
@@ -485,6 +491,8 @@ static void each(void **state) {
         for (int half = 0; half <= has_bf16; half++)
             check(large[k].name, ctx, large[k].run, large[k].rows, large[k].width,
                   half ? HT_BF16 : HT_F32);
+    for (size_t k = 0; has_bf16 && k < sizeof slim / sizeof *slim; k++)
+        check(slim[k].name, ctx, slim[k].run, slim[k].rows, slim[k].width, HT_BF16);
     ht_context_destroy(ctx);
 }
 
