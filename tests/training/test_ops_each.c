@@ -474,15 +474,16 @@ static const shaped slim[] = {
     {"slim, gelu", run_slim_gelu, 5000, 32}, {"slim, gelu", run_slim_gelu, 5000, 48}};
 
 static void each(void **state) {
-    static const int64_t sizes[][2] = {{7, 5},     {40, 24},   {33, 64},   {300, 128}, {5000, 32},
-                                       {150, 256}, {700, 520}, {60, 1024}, {9, 2056}};
+    /* the last is for kernels of narrow rows: only where there is bf16 */
+    static const int64_t sizes[][2] = {{7, 5},     {40, 24},   {33, 64},  {300, 128}, {150, 256},
+                                       {700, 520}, {60, 1024}, {9, 2056}, {5000, 32}};
     ht_context *ctx = NULL;
     ht_context_desc desc = HT_CONTEXT_DESC_INIT;
     desc.device = *state;
     OK(NULL, ht_context_create(&ctx, &desc));
     OK(ctx, ctx->ops->model_check(ctx, HT_F32));
     int has_bf16 = ctx->ops->model_check(ctx, HT_BF16) == HT_OK;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes - !has_bf16; i++)
         for (size_t k = 0; k < sizeof ops / sizeof *ops; k++)
             for (int half = 0; half <= has_bf16; half++)
                 check(ops[k].name, ctx, ops[k].run, sizes[i][0], sizes[i][1],
