@@ -298,15 +298,7 @@ DEVICE void soften_groups(float x[8][4], fine_state &s, float scale, unsigned se
         top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 1));
         top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 2));
     }
-    if (__any_sync(~0u, top[0] > s.m[0] + 8 || top[1] > s.m[1] + 8)) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float m = fmaxf(s.m[h], top[h]), fade = m == HTI_NEG_INF ? 1 : exp2_fast(s.m[h] - m);
-            s.m[h] = m, s.l[h] *= fade;
-#pragma unroll
-            for (int n = 0; n < 8; n++) s.o[n][2 * h] *= fade, s.o[n][2 * h + 1] *= fade;
-        }
-    }
+    keep_up(s, top);
     float less[2] = {s.m[0] == HTI_NEG_INF ? 0 : s.m[0], s.m[1] == HTI_NEG_INF ? 0 : s.m[1]};
 #pragma unroll
     for (int n = 0; n < 8; n++) {

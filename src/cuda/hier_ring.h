@@ -15,6 +15,7 @@
 
 #include <cuda.h>
 
+#include "cuda/barrier.h"
 #include "cuda/hier_place.h"
 
 enum { D = 64, ROW = 2 * D, STEP = 64, TILES = STEP / 16 };
@@ -54,28 +55,20 @@ static __device__ __forceinline__ int coarse_at(int i) { return FINE_GROUPS + 6 
  * their last levels. */
 enum { LOADERS = 4, WORKERS = 2 * TILES }; /* warps */
 
-static __device__ __forceinline__ void make_barrier(uint64_t *b, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
-}
-
 static __device__ __forceinline__ void make_barriers(ring &r) {
-    for (int i = 0; i < FINE; i++) make_barrier(&r.full[i], LOADERS + 1);
-    make_barrier(&r.levels, LOADERS);
-    make_barrier(&r.done, WORKERS);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    for (int i = 0; i < FINE; i++) barrier_make(shared_address(&r.full[i]), LOADERS + 1);
+    barrier_make(shared_address(&r.levels), LOADERS);
+    barrier_make(shared_address(&r.done), WORKERS);
+    barriers_made();
 }
 
 /* All of a warp so far; one lane. */
 static __device__ __forceinline__ void arrive(const uint64_t *b) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+    barrier_arrive(shared_address(b));
 }
 
 static __device__ __forceinline__ void wait_for(const uint64_t *b, int phase) {
-    asm volatile("{\n.reg .pred done;\n"
-                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n}" ::"r"(shared_address(b)),
-                 "r"(phase & 1)
-                 : "memory");
+    barrier_wait(shared_address(b), phase & 1);
 }
 
 /* Until the rows of step i are there; the levels above of step i + 1; step i is done (i >= 1). */
@@ -104,9 +97,7 @@ static __device__ __forceinline__ void parents_wait() {
 static __device__ __forceinline__ void bring_step(ring &r, const grad_args &g, int i, int row,
                                                   int head, int sequence) {
     uint32_t full = shared_address(&r.full[i % FINE]), to = shared_address(r.x[0][fine_at(i)]);
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full),
-                 "r"(TENSORS * STEP * ROW)
-                 : "memory");
+    barrier_expect(full, TENSORS * STEP * ROW);
 #pragma unroll
     for (int t = 0; t < TENSORS; t++)
         asm volatile(

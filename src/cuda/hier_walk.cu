@@ -370,8 +370,8 @@ __global__ void __launch_bounds__(WALK_THREADS, 1) hier_walk(const __grid_consta
              done = full + 8 * SLOTS;
     if (threadIdx.x == 0) {
         for (int i = 0; i < SLOTS; i++)
-            barrier_init(full + 8 * i, WALK_LOADERS / 32), barrier_init(done + 8 * i, 4);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            barrier_make(full + 8 * i, WALK_LOADERS / 32), barrier_make(done + 8 * i, 4);
+        barriers_made();
     }
     __syncthreads();
     chain_next();

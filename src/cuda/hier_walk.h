@@ -1,10 +1,11 @@
 /*
- * Pieces of the walking forward kernel: who works on which rows, barriers in shared memory, the
- * ring of chunks, and the tile of 16 rows that a warp attends.
+ * Pieces of the walking forward kernel: who works on which rows, the ring of chunks, and the tile
+ * of 16 rows that a warp attends.
  */
 #ifndef HTI_HIER_WALK_H
 #define HTI_HIER_WALK_H
 
+#include "cuda/barrier.h"
 #include "cuda/hier_stage.h"
 
 enum { WALK_D = HTI_WALK_DIM, WALK_ROWS = 64, SLOTS = 8, AHEAD = 2, TEAMS = 3 };
@@ -66,34 +67,9 @@ static __device__ __forceinline__ int64_t walk_tower(const walk_args &g, int seq
     return head * g.a.tower[1] + (int64_t)sequence * ((g.a.length + 7) / 8);
 }
 
-/* ---- barriers ---- */
-
-#if __CUDA_ARCH__ >= 900
-static __device__ __forceinline__ void barrier_init(uint32_t at, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_arrive(uint32_t at) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_wait(uint32_t at, int parity) {
-    asm volatile("{\n.reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n}" ::"r"(at),
-                 "r"(parity)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void copies_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
 template <int N> static __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-#endif
 
 /* ---- a tile of 16 rows ---- */
 

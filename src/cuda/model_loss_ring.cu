@@ -47,7 +47,7 @@ DEVICE void feed(const ring_args &r, ring_state *s, char *buffers, uint32_t byte
     uint32_t parity = 0;
     for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
         char *buffer = buffers + (size_t)at * bytes;
-        barrier_wait(&s->done[at], parity);
+        barrier_wait(shared_at(&s->done[at]), parity);
         if (a.back) bulk_out(logits + row * bytes, buffer, bytes);
         row_state found = s->row[at];
         int target = s->target[at];
@@ -173,7 +173,8 @@ static __global__ void __launch_bounds__(WORKERS + 32, 1) loss_ring(const ring_a
     uint32_t bytes = (uint32_t)a.classes * 2;
     if (threadIdx.x == 0) {
         for (int i = 0; i < r.buffers; i++)
-            barrier_make(&s->full[i], 1), barrier_make(&s->done[i], WARPS), s->earlier[i] = 0;
+            barrier_make(shared_at(&s->full[i]), 1), barrier_make(shared_at(&s->done[i]), WARPS),
+                s->earlier[i] = 0;
         barriers_made();
     }
     __syncthreads();
@@ -186,12 +187,12 @@ static __global__ void __launch_bounds__(WORKERS + 32, 1) loss_ring(const ring_a
     uint32_t parity = 0;
     for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
         int target = a.targets[a.first + row];
-        barrier_wait(&s->full[at], parity);
+        barrier_wait(shared_at(&s->full[at]), parity);
         work_row<NV>(a, s, at, (uint4 *)(buffers + (size_t)at * bytes), target, s->part[turn],
                      scale);
         bulk_show();
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(&s->done[at]);
+        if (threadIdx.x % 32 == 0) barrier_arrive(shared_at(&s->done[at]));
         if (++at == r.buffers) at = 0, parity ^= 1;
     }
 }

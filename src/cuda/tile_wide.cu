@@ -39,15 +39,7 @@ DEVICE void soften_wide(float x[8][4], wide_state &s, float scale, float level) 
         most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
         top[h] = fmaf(most, scale, level);
     }
-    if (__any_sync(ALL_LANES, top[0] > s.m[0] + 8 || top[1] > s.m[1] + 8)) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float m = fmaxf(s.m[h], top[h]), fade = m == HTI_NEG_INF ? 1 : exp2_fast(s.m[h] - m);
-            s.m[h] = m, s.l[h] *= fade;
-#pragma unroll
-            for (int n = 0; n < 8; n++) s.o[n][2 * h] *= fade, s.o[n][2 * h + 1] *= fade;
-        }
-    }
+    keep_up(s, top);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float less = level - (s.m[h] == HTI_NEG_INF ? 0 : s.m[h]), sum[2] = {0, 0};

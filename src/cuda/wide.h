@@ -116,9 +116,22 @@ DEVICE void set_zero(float d[8][4]) {
     for (int i = 0; i < 8; i++) d[i][0] = d[i][1] = d[i][2] = d[i][3] = 0;
 }
 
+/* A softmax state of rows g and g + 8 (m, l, o) is brought to new maxima, but only where old ones
+ * have fallen behind by a factor of 256. */
+template <typename State> DEVICE void keep_up(State &s, const float top[2]) {
+    if (__any_sync(~0u, top[0] > s.m[0] + 8 || top[1] > s.m[1] + 8)) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float m = fmaxf(s.m[h], top[h]), fade = m == HTI_NEG_INF ? 1 : exp2_fast(s.m[h] - m);
+            s.m[h] = m, s.l[h] *= fade;
+#pragma unroll
+            for (int n = 0; n < 8; n++) s.o[n][2 * h] *= fade, s.o[n][2 * h + 1] *= fade;
+        }
+    }
+}
+
 /* ---- rows on their way ---- */
 
-DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /* All but the last LEFT groups have arrived, and products may read them after the next barrier. */
 template <int LEFT> DEVICE void copies_wait() {
     asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LEFT) : "memory");

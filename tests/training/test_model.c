@@ -4,6 +4,7 @@
  */
 #include "training.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -287,6 +288,46 @@ static void hidden(void **state) {
     drop(s);
 }
 
+/* Logits of the first `rows` tokens as one text. */
+static void logits_of(float *out, setup *s, int32_t rows) {
+    int32_t cu_seqlens[2] = {0, rows};
+    ht_batch b = HT_BATCH_INIT;
+    b.sequences = 1, b.tokens = s->batch.tokens, b.cu_seqlens = cu_seqlens;
+    OK(ref, ht_trainer_predict(s->trainer, &b, out));
+}
+
+/* The mean over n rows times n, less that over n - 1, is the last row alone if no row sees later
+ * ones: after a linear head the same holds for logits. Returns by how much it does not. */
+static double beyond_past(const char *causal) {
+    char text[512];
+    setup *s[2];
+    for (int last = 0; last < 2; last++) {
+        snprintf(text, sizeof text,
+                 "{" SMALL "\"head_hidden\":0,\"mask_zero\":0,%s\"pool\":\"%s\"}", causal,
+                 last ? "last" : "mean");
+        s[last] = make(text);
+    }
+    double off = 0;
+    for (int32_t n = 2; n <= s[0]->config.length; n++) {
+        float all[3], less[3], own[3];
+        logits_of(all, s[0], n), logits_of(less, s[0], n - 1), logits_of(own, s[1], n);
+        for (int c = 0; c < 3; c++)
+            off = fmax(off, fabs((double)n * all[c] - (n - 1.0) * less[c] - own[c]));
+    }
+    drop(s[0]), drop(s[1]);
+    return off;
+}
+
+static void reads_on(void **state) {
+    (void)state;
+    /* logits of a few units come as floats, times 21 rows at most */
+    double bar = 2 * 21 * 8 * (double)FLT_EPSILON;
+    assert_true(beyond_past("\"causal\":1,\"query\":\"first\",") < bar);
+    assert_true(beyond_past("\"causal\":1,\"query\":\"fine\",") < bar);
+    assert_true(beyond_past("\"causal\":1,\"attention\":\"full\",") < bar);
+    assert_true(beyond_past("") > 1000 * bar); /* both ways: other rows change, too */
+}
+
 int main(void) {
     enum { MOST = 3 * MODELS + 8 };
     static char names[MOST][32];
@@ -294,6 +335,7 @@ int main(void) {
     int n = 0;
     tests[n++] = (struct CMUnitTest){"counts", counts, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"hidden", hidden, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"reads on", reads_on, NULL, NULL, NULL};
     for (int i = 0; i < MODELS; i++) {
         static const struct {
             const char *name;
