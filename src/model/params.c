@@ -127,6 +127,22 @@ static double normal_cut(uint64_t seed, int64_t tensor, int64_t i) {
     }
 }
 
+/* Amounts, like greys: a column is a wave along the tokens, so that neighbours begin alike. Its
+ * number of waves over the vocabulary is normal with deviation embed_waves. */
+static double wave(uint64_t seed, int64_t tensor, const hti_param *t, int64_t i, double waves) {
+    int64_t token = i / t->shape[1], column = i % t->shape[1];
+    double u[2], turns = waves * normal(seed, tensor, column, 1);
+    uniform2(u, seed, tensor, column, 2);
+    turns = turns * (double)token / (double)t->shape[0] + u[0];
+    return sqrt(2) * cos(6.283185307179586 * turns);
+}
+
+static double embedding(uint64_t seed, int64_t tensor, const hti_param *t, int64_t i,
+                        const ht_config *c) {
+    if (c->embed_waves > 0) return c->embed_std * wave(seed, tensor, t, i, c->embed_waves);
+    return c->embed_std * normal(seed, tensor, i, 0);
+}
+
 /* Limit of Xavier's uniform values for a row of the matrix. */
 static double xavier(const hti_param *t, int64_t row, const ht_config *c) {
     int64_t out = t->shape[0];
@@ -143,7 +159,7 @@ void hti_param_init(double *out, const hti_params *params, int64_t index, const 
         switch (t->init) {
         case HTI_INIT_ZERO: out[i] = 0; break;
         case HTI_INIT_ONE: out[i] = 1; break;
-        case HTI_INIT_EMBED: out[i] = config->embed_std * normal(seed, index, i, 0); break;
+        case HTI_INIT_EMBED: out[i] = embedding(seed, index, t, i, config); break;
         case HTI_INIT_NORMAL02: out[i] = 0.02 * normal(seed, index, i, 0); break;
         case HTI_INIT_TINY: out[i] = 1e-6 * normal(seed, index, i, 0); break;
         case HTI_INIT_LECUN: out[i] = lecun * normal_cut(seed, index, i); break;
