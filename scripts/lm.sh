@@ -32,6 +32,9 @@ names() {
         for length in 1k 4k 16k 64k; do echo "c-$kind-$length"; done
         [ $kind != local ] || for length in 1k 4k 16k 64k; do echo "c-local-$length-16"; done
         for length in 1k 16k 64k; do echo "d-$kind-$length"; done
+        [ $kind = full ] || for length in 1k 4k 16k 64k; do
+            echo "c-$kind-$length-128 d-$kind-$length-128"
+        done
         echo "e-$kind-jsb e-$kind-piano"
     done
     for length in 1k 4k 16k 64k; do echo "c-first-$length-16"; done
@@ -164,9 +167,10 @@ END
         run "$1" wiki "$(cat "$work/a.steps")" $base $(kind "$word" "${first:-16}") \
             $(positions "$second")
         ;;
-    b)
+    b) # the paper's schedule warms up for longer than these runs take
         words
         base="--preset lm/53m --across 1 --batch 16 $(kind "$word" 16)"
+        base="$base --schedule cosine --rate 1e-3 --warmup 200 --weight_decay 0.1 --clip 1"
         [ "$first" = bytes ] && base="$base --vocab 257" ||
             base="$base --tokenizer $work/words.model"
         run "$1" wiki "$(steps_for "${MINUTES:-30}" wiki $base)" $base

@@ -12,7 +12,7 @@
 
 #include "data/data.h"
 
-enum { HEAD = 4096, FLUSH = 1 << 16 };
+enum { HEAD = 4096, FLUSH = 1 << 22 };
 
 typedef struct reader {
     ht_data *d;

@@ -202,31 +202,64 @@ static int gives_back(const ht_tokenizer *t, const int32_t *ids, int64_t count, 
     return at == bytes;
 }
 
-/* A run that does not come back as it was is halved until what is at fault is one character. */
-static ht_status encode_run(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
+/* A run that does not come back as it was is halved until what is at fault is one character.
+ * Returns 0 if SentencePiece failed. */
+static int encode_run(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
     int32_t *ids;
     int64_t count = hti_spm_encode(t->model, text, bytes, &ids);
-    CHECK(t->ctx, count >= 0, HT_NOMEM, "SentencePiece could not encode %zu bytes", bytes);
+    if (count < 0) return 0;
     int good = gives_back(t, ids, count, text, bytes);
     for (int64_t i = 0; i < count && good; i++) emit(s, ids[i] + 1);
     free(ids);
-    if (good) return HT_OK;
+    if (good) return 1;
     size_t half = 0;
     while (half < bytes / 2) half += character(text + half, bytes - half);
     if (half == 0 || half == bytes) {
         emit_bytes(s, t, text, bytes);
-        return HT_OK;
+        return 1;
     }
-    TRY(encode_run(s, t, text, half));
-    return encode_run(s, t, text + half, bytes - half);
+    return encode_run(s, t, text, half) && encode_run(s, t, text + half, bytes - half);
 }
 
-static ht_status encode(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
+static int encode_part(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
     for (size_t at = 0; at < bytes;) {
         size_t n = plain_run(text + at, bytes - at);
-        if (n > 0) TRY(encode_run(s, t, text + at, n));
+        if (n > 0 && !encode_run(s, t, text + at, n)) return 0;
         if (n == 0) emit_bytes(s, t, text + at, n = 1);
         at += n;
+    }
+    return 1;
+}
+
+/* The end of a part of a text: a line's end, where a run ends in any case. */
+static size_t part_end(const char *text, size_t bytes, size_t least) {
+    const char *stop = least < bytes ? memchr(text + least, '\n', bytes - least) : NULL;
+    return stop ? (size_t)(stop - text) + 1 : bytes;
+}
+
+/* Parts of a text side by side, with the tokens that the whole would have. A text never has more
+ * tokens than bytes, so each part's find room where its bytes are. */
+static ht_status encode(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
+    enum { PARTS = 64, LEAST = 1 << 14 };
+    size_t starts[PARTS + 1] = {0}, size = bytes / PARTS < LEAST ? LEAST : bytes / PARTS;
+    sink sinks[PARTS];
+    int parts = 0, good = 1;
+    if ((size_t)s->room < bytes) size = bytes; /* counted and cut: one part */
+    while (starts[parts] < bytes) {
+        size_t from = starts[parts];
+        sinks[parts] = (sink){s->tokens + from, s->room - (int64_t)from, 0};
+        if (size >= bytes) sinks[parts] = *s;
+        parts++;
+        starts[parts] = parts == PARTS ? bytes : from + part_end(text + from, bytes - from, size);
+    }
+#pragma omp parallel for schedule(dynamic) num_threads(t->ctx->threads) reduction(&& : good)
+    for (int i = 0; i < parts; i++)
+        good = encode_part(&sinks[i], t, text + starts[i], starts[i + 1] - starts[i]) && good;
+    CHECK(t->ctx, good, HT_NOMEM, "SentencePiece could not encode a text of %zu bytes", bytes);
+    for (int i = 0; i < parts; i++) {
+        int32_t *to = s->tokens + s->count;
+        if (parts > 1) memmove(to, sinks[i].tokens, sizeof *to * (size_t)sinks[i].count);
+        s->count += sinks[i].count;
     }
     return HT_OK;
 }

@@ -353,6 +353,31 @@ static void round_trips(const ht_tokenizer *t) {
     free(text);
 }
 
+/* Lines side by side give what they give one after the other; so does a count without room. */
+static void parts(const ht_tokenizer *t) {
+    enum { LINES = 20000, MOST = 40 };
+    char *text = malloc(LINES * MOST);
+    int32_t *whole = malloc(sizeof *whole * LINES * MOST), line[MOST];
+    size_t bytes = 0;
+    int64_t n, m, at = 0;
+    for (int i = 0; i < LINES; i++)
+        bytes += (size_t)sprintf(text + bytes, "cat %d of %*s the house\n", i, i % 10, "\xFF");
+    OK(cpu, ht_tokenizer_encode(t, text, bytes, whole, (int64_t)bytes, &n));
+    OK(cpu, ht_tokenizer_encode(t, text, bytes, NULL, 0, &m));
+    assert_int_equal(m, n);
+    for (const char *from = text; from < text + bytes;) {
+        const char *end = strchr(from, '\n') + 1;
+        OK(cpu, ht_tokenizer_encode(t, from, (size_t)(end - from), line, MOST, &m));
+        assert_true(at + m <= n);
+        assert_memory_equal(whole + at, line, sizeof *line * (size_t)m);
+        at += m;
+        from = end;
+    }
+    assert_int_equal(at, n);
+    free(text);
+    free(whole);
+}
+
 static void tokens(void **state) {
     ht_tokenizer *t;
     char model[160], command[1024];
@@ -380,6 +405,7 @@ static void tokens(void **state) {
     OK(cpu, ht_tokenizer_open(&t, cpu, model));
     assert_int_equal(ht_tokenizer_vocab(t), 401);
     round_trips(t);
+    parts(t);
     int32_t ids[64];
     int64_t n;
     OK(cpu, ht_tokenizer_encode(t, "the cat sat on the house", 24, ids, 64, &n));
