@@ -156,7 +156,8 @@ static const struct {
     {"best/image", "Image without the benchmark's limits",
      "{\"format\":\"images\",\"vocab\":256,\"mask_zero\":0,\"classes\":10,\"pool\":\"mean\","
      "\"layers\":4,\"heads\":4,\"width\":128,\"hidden\":512,\"head_hidden\":128,\"sinusoidal\":0,"
-     "\"rotary\":\"all\",\"embed_std\":0.1,\"length\":1024,\"dropout\":0.2,\"batch\":128,\"steps\":"
+     "\"rotary\":\"all\",\"embed_std\":0.1,\"embed_waves\":2,\"length\":1024,\"dropout\":0.2,"
+     "\"batch\":128,\"steps\":"
      "14000,\"rate\":2e-3,\"warmup\":500,\"weight_decay\":0.1,\"clip\":1,\"eval_every\":1400}"},
     {"best/pathfinder", "Pathfinder without the benchmark's limits",
      "{" BEST SNAKES "\"vocab\":256,\"mask_zero\":0,\"pool\":\"mean\",\"learned\":1,\"layers\":6,"
