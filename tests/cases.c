@@ -355,6 +355,7 @@ void cases_wide(case_list *list, ht_dtype dtype) {
             c.batch = lengths[i] < 300 ? 2 : 1, c.rotary = (i + w) % 3 ? 0 : 10000;
             c.packed = i == 1 ? 3 : 0, c.layout = (int64_t)(i + w) % LAYOUT_COUNT;
             c.seed = 700 + (int64_t)(9 * i + w);
+            c.bias = c.block > 16 && (i + w / 2) % 2; /* block 16 has no kernel with one */
             if (i == 3 && c.block > 16) c.kind = HT_LOCAL;
             add_if_allowed(list, c);
         }

@@ -109,7 +109,9 @@ static ht_status prepare(ht_context *ctx, hti_tile_args *t, const hti_attention_
     t->most_groups = 4 * per + 16 + a.levels * (2 * per + 8);
     if (a.cu) TRY(hti_cuda_upload(ctx, (int32_t *)a.cu, call->cu_seqlens, call->sequences + 1));
     if (a.turn) TRY(hti_cuda_turn(ctx, a));
-    if (!backward && hti_wide_takes(ctx, *t)) t->qr = NULL;
+    int wide = hti_wide_takes(ctx, *t);
+    t->bias_unit = wide ? 1 / a.scale : HTI_LOG2E; /* wide tiles scale scores with their biases */
+    if (!backward && wide) t->qr = NULL;
     return hti_tile_coarsen(ctx, *t);
 }
 

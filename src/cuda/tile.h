@@ -29,7 +29,8 @@ typedef struct hti_tile_args {
     float *zl;              /* [q_heads][clusters] ... and its lse, log2 units */
     float2 *numbers;        /* [q_heads][rows] m = lse in log2 units (inf: no part), and h */
     float2 *coarse_numbers; /* [q_heads][clusters] the same of coarse queries */
-    float *bias2;           /* [q_heads][4*block - 1] bias in log2 units */
+    float *bias2;           /* [q_heads][4*block - 1] bias in log2 units, or others */
+    float bias_unit;        /* its factor: wide tiles have units of the product */
     float scale2;           /* of the scores, log2 units */
     uint32_t magic, shift;  /* division of a group's number by groups per block */
     uint32_t zero;          /* see settle() */

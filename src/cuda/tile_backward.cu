@@ -249,7 +249,8 @@ static ht_status launch_dq(const ht_context *ctx, const hti_tile_args &t, int co
 }
 
 ht_status hti_tile_run_backward(const ht_context *ctx, hti_tile_args t) {
-    const hti_cuda_args &a = t.a;
+    hti_cuda_args &a = t.a;
+    if (a.dbias && hti_wide_takes(ctx, t)) a.bias_parts = hti_wide_bias_parts(ctx, a);
     TRY(hti_bias_sums_clear(ctx, a));
     if (a.levels > 1) {
         int grouped = a.query != HT_QUERY_FINE;

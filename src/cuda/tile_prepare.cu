@@ -217,7 +217,8 @@ static __global__ void __launch_bounds__(THREADS)
     tile_bias(const __grid_constant__ hti_tile_args t) {
     int entries = 4 * t.a.block - 1, i = (int)(blockIdx.x * THREADS + threadIdx.x);
     int head = i / entries, entry = i % entries;
-    if (head < t.a.q_heads) t.bias2[i] = t.a.bias[(int64_t)entry * t.a.q_heads + head] * HTI_LOG2E;
+    if (head < t.a.q_heads)
+        t.bias2[i] = t.a.bias[(int64_t)entry * t.a.q_heads + head] * t.bias_unit;
 }
 
 ht_status hti_tile_coarsen(const ht_context *ctx, const hti_tile_args &args) {

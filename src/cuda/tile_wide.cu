@@ -5,17 +5,38 @@
  * often. Sums stay in flight: the last product of a step ends beside the first of the next.
  */
 #include "cuda/tile_grad.h"
-#include "cuda/tile_wide.h"
+#include "cuda/tile_wide_bias.h"
 
 extern __shared__ float4 hti_shared[];
 
-/* Shared memory: own rows (queries, with GRAD dout, turned queries), steps, the list. dq has more
- * in registers, so that three smaller thread blocks fit where forward has two. */
+/* Shared memory: own rows (queries, with GRAD dout, turned queries), keys and values of some steps,
+ * the list, then biases and sums of their gradients. dq has more in registers, so that three
+ * smaller thread blocks fit where forward has two; a step's values are done with before its keys.
+ */
 template <bool GRAD> struct wide_shape {
     static constexpr int TEAMS = GRAD ? 1 : 2, THREADS = 128 * TEAMS, QUERIES = WIDE_ROWS * TEAMS;
-    static constexpr int BLOCKS = GRAD ? 3 : 2, STAGES = GRAD ? 3 : 4, AHEAD = STAGES - 2;
+    static constexpr int BLOCKS = GRAD ? 3 : 2, STAGES = GRAD ? 3 : 4, VALUE_STAGES = GRAD ? 2 : 4;
+    static constexpr int AHEAD = STAGES - 2;
     static constexpr uint32_t OWN = TEAMS * WIDE_TILE, TURNED = (GRAD ? 2 : 1) * OWN,
-                              STEPS = TURNED + OWN, LIST = STEPS + STAGES * 2 * WIDE_TILE;
+                              KEYS = TURNED + OWN, VALUES = KEYS + STAGES * WIDE_TILE,
+                              LIST = VALUES + VALUE_STAGES * WIDE_TILE;
+
+    HTI_FN uint32_t keys_at(uint32_t base, int step) {
+        return base + KEYS + (uint32_t)(step % STAGES) * WIDE_TILE;
+    }
+    HTI_FN uint32_t values_at(uint32_t base, int step) {
+        return base + VALUES + (uint32_t)(step % VALUE_STAGES) * WIDE_TILE;
+    }
+    HTI_FN uint32_t bias_at(const hti_cuda_args &a) {
+        return (LIST + (uint32_t)sizeof(wide_keys) * (uint32_t)(1 + wide_steps(a)) + 15) & ~15u;
+    }
+    HTI_FN uint32_t sums_at(const hti_cuda_args &a) {
+        return bias_at(a) + 8 * (uint32_t)bias_stride(a);
+    }
+    HTI_FN uint32_t bytes(const hti_cuda_args &a) { /* 1024: to begin at a multiple of it */
+        if (!a.bias) return 1024 + bias_at(a);
+        return 1024 + sums_at(a) + (GRAD && a.dbias ? 16 * (uint32_t)sums_size(a) : 0);
+    }
 };
 
 #if HTI_WIDE
@@ -134,21 +155,30 @@ DEVICE void store_wide(wide_state &s, const hti_tile_args &t, const place &p, in
     }
 }
 
-/* One step of this warpgroup: queries at q (with GRAD dout at q + OWN in dout), keys at k. */
-template <bool GRAD>
-DEVICE void wide_step(wide_state &s, const hti_tile_args &t, const sighted &sight, uint32_t q,
-                      uint32_t dout, uint32_t k, int level, int first, int row, int length) {
-    float x[8][4], gv[8][4];
+/* What a tile needs to know; addresses are in shared memory. */
+struct wide_tile {
+    place p;
+    int head, own, row;         /* this warp's first query, this lane's first */
+    uint32_t q, unturned, dout; /* this warpgroup's queries (turned at level 0) and dout */
+    uint32_t bias;              /* both copies of the table */
+    float *sums;                /* this warp's table of the bias gradient, or NULL */
+};
+
+/* One step of this warpgroup, with keys at k, values at v; x: biases. */
+template <bool GRAD, bool BIAS>
+DEVICE void wide_step(wide_state &s, float x[8][4], const hti_tile_args &t, const wide_tile &o,
+                      const sighted &sight, uint32_t k, uint32_t v, int level, int first) {
+    float gv[8][4];
     uint32_t w[4][4];
     products_begin();
-    multiply(x, q, k);
-    if (GRAD) multiply(gv, dout, k + WIDE_TILE);
+    multiply<BIAS>(x, o.q, k);
+    if (GRAD) multiply(gv, o.dout, v);
     products_commit();
     products_wait(); /* those of the step before, too */
     pin(x), pin(s.o);
     if (GRAD) pin(gv);
-    if (sight.partial()) cut_scores(x, t, sight, level, first, row);
-    if (sight.ragged()) trim_last(x, t, level, first, length);
+    if (sight.partial()) cut_scores(x, t, sight, level, first, o.row);
+    if (sight.ragged()) trim_last(x, t, level, first, o.p.length);
     if (GRAD)
         grad_wide(x, gv, s.m, s.l, t.scale2, (float)level);
     else
@@ -156,63 +186,39 @@ DEVICE void wide_step(wide_state &s, const hti_tile_args &t, const sighted &sigh
     pack_weights(w, x);
     pin(s.o);
     products_begin();
-    gather(s.o, w, GRAD ? k : k + WIDE_TILE);
+    gather(s.o, w, GRAD ? k : v);
     products_commit();
+    if (GRAD && BIAS && o.sums) sum_step(o.sums, x, t, level, first, o.own);
 }
-#endif
 
+/* m and h of a lane's queries, or a softmax that has seen nothing. */
 template <bool GRAD>
-static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<GRAD>::BLOCKS)
-    wide_queries(const __grid_constant__ hti_tile_args t) {
-#if HTI_WIDE
-    using shape = wide_shape<GRAD>;
-    const hti_cuda_args &a = t.a;
-    uint32_t base = align_shared(hti_shared);
-    char *shared = (char *)hti_shared + (base - shared_address(hti_shared));
-    wide_keys *list = (wide_keys *)(shared + shape::LIST) + 1;
-    int head = (int)(blockIdx.x % a.q_heads), warp = warp_index(), team = warp / 4;
-    place p;
-    if (!find_tile(&p, t, 0, shape::QUERIES, blockIdx.x / (unsigned)a.q_heads)) return;
-    side rows = query_side(t, p, head, 0, false);
-    turning<shape::QUERIES, shape::THREADS> turned;
-    if (a.turn) begin_turning(turned, t, p, rows);
-    if (warp == 0) {
-        int count = list_steps(list, t, p, shape::QUERIES, levels_at(t, p));
-        if (lane_id() == 0) list[-1].left = count;
-    }
-    __syncthreads();
-    int steps = list[-1].left;
-    fill_steps(list, steps, t, p, head / a.group, shape::TEAMS);
-    __syncthreads();
-    auto place_of = [&](int step) {
-        return base + shape::STEPS + step % shape::STAGES * 2 * WIDE_TILE;
-    };
-    auto bring = [&](int step) {
-        if (step < steps) bring_keys<shape::THREADS>(place_of(step), list[step]);
-        copies_commit();
-    };
-    auto bring_own = [&](uint32_t to, const bf16 *from, int64_t stride) {
-        bring_rows<shape::QUERIES, shape::THREADS>(base + to, from + p.first * stride, (int)stride,
-                                                   p.length - p.first);
-    };
-    if (!a.turn) bring_own(0, rows.x, rows.xs);
-    if (GRAD) bring_own(shape::OWN, rows.y, rows.ys);
-    for (int i = 0; i < shape::AHEAD; i++) bring(i);
-    if (a.turn) end_turning(base, base + shape::TURNED, turned);
-
-    int own = p.first + GROUP * warp, row = own + lane_id() / 4;
-    uint32_t unturned = base + team * WIDE_TILE, dout = unturned + shape::OWN;
-    uint32_t q = a.turn ? unturned + shape::TURNED : unturned;
-    wide_state s;
+DEVICE void open_state(wide_state &s, const hti_tile_args &t, const wide_tile &o) {
     set_zero(s.o);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         s.m[h] = HTI_NEG_INF, s.l[h] = 0;
         if (!GRAD) continue;
-        float2 n = make_float2(HTI_POS_INF, 0); /* m and h of a query */
-        if (row + 8 * h < p.length) n = t.numbers[head * a.rows + p.start + row + 8 * h];
+        float2 n = make_float2(HTI_POS_INF, 0);
+        int row = o.row + 8 * h;
+        if (row < o.p.length) n = t.numbers[o.head * t.a.rows + o.p.start + row];
         s.m[h] = n.x, s.l[h] = n.y;
     }
+}
+
+/* All steps of a tile; the first ones are on their way. bring: keys and values of a step */
+template <bool GRAD, bool BIAS, typename Bring>
+DEVICE void walk_steps(wide_state &s, const hti_tile_args &t, wide_tile &o, const wide_keys *list,
+                       int steps, uint32_t base, Bring bring) {
+    using shape = wide_shape<GRAD>;
+    int team = warp_index() / 4;
+    float x[8][4];
+    /* a step ahead, so that nobody waits for biases */
+    auto begin_scores = [&](int step) {
+        if (BIAS && step < steps)
+            load_bias(x, t, o.bias, list[step].level, list[step].first, o.row);
+    };
+    begin_scores(0);
     for (int step = 0; step < steps; step++) {
         if (GRAD) {
             copies_wait<shape::AHEAD - 1>();
@@ -224,27 +230,106 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
             __syncthreads(); /* two steps have arrived, and the two before them are done with */
             bring(step + 2), bring(step + 3);
         }
-        int level = list[step].level, k = list[step].first;
-        if (q != unturned && level > 0) {
-            q = unturned; /* coarse levels take the query unturned */
+        int level = list[step].level, first = list[step].first;
+        if (o.q != o.unturned && level > 0) {
+            o.q = o.unturned; /* coarse levels take the query unturned */
             products_wait(), pin(s.o);
-            if (GRAD) turn_back<WIDE_D>(s.o, t, p, own);
+            if (GRAD) turn_back<WIDE_D>(s.o, t, o.p, o.own);
         }
         sighted sight = {list[step].sight[team]};
         if (!sight.word)
             products_wait(), pin(s.o);
         else
-            wide_step<GRAD>(s, t, sight, q, dout, place_of(step), level, k, row, p.length);
+            wide_step<GRAD, BIAS>(s, x, t, o, sight, shape::keys_at(base, step),
+                                  shape::values_at(base, step), level, first);
+        begin_scores(step + 1);
     }
     products_wait();
     pin(s.o);
-    if (own >= p.length) return;
-    if (GRAD) {
-        if (q != unturned) turn_back<WIDE_D>(s.o, t, p, own);
-        store_grad<WIDE_D>(a.dq, s.o, a.scale, NULL, t, p, head, own);
-    } else {
-        store_wide(s, t, p, head, own);
+}
+
+/* A tile of queries, from the list of its steps to its results. */
+template <bool GRAD, bool BIAS>
+DEVICE void attend_tile(const hti_tile_args &t, wide_tile &o, uint32_t base, char *shared) {
+    using shape = wide_shape<GRAD>;
+    const hti_cuda_args &a = t.a;
+    const place &p = o.p;
+    wide_keys *list = (wide_keys *)(shared + shape::LIST) + 1;
+    int warp = warp_index();
+    side rows = query_side(t, p, o.head, 0, false);
+    turning<shape::QUERIES, shape::THREADS> turned;
+    if (a.turn) begin_turning(turned, t, p, rows);
+    if (warp == 0) {
+        int count = list_steps(list, t, p, shape::QUERIES, levels_at(t, p));
+        if (lane_id() == 0) list[-1].left = count;
     }
+    __syncthreads();
+    int steps = list[-1].left;
+    fill_steps(list, steps, t, p, o.head / a.group, shape::TEAMS);
+    __syncthreads();
+    auto bring = [&](int step) {
+        if (step < steps) {
+            const wide_keys &from = list[step];
+            bring_rows<WIDE_ROWS, shape::THREADS>(shape::keys_at(base, step), from.x, from.xs,
+                                                  from.left);
+            bring_rows<WIDE_ROWS, shape::THREADS>(shape::values_at(base, step), from.y, from.ys,
+                                                  from.left);
+        }
+        copies_commit();
+    };
+    auto bring_own = [&](uint32_t to, const bf16 *from, int64_t stride) {
+        bring_rows<shape::QUERIES, shape::THREADS>(base + to, from + p.first * stride, (int)stride,
+                                                   p.length - p.first);
+    };
+    if (!a.turn) bring_own(0, rows.x, rows.xs);
+    if (GRAD) bring_own(shape::OWN, rows.y, rows.ys);
+    for (int i = 0; i < shape::AHEAD; i++) bring(i);
+    if (a.turn) end_turning(base, base + shape::TURNED, turned);
+
+    o.own = p.first + GROUP * warp, o.row = o.own + lane_id() / 4;
+    o.unturned = base + warp / 4 * WIDE_TILE, o.dout = o.unturned + shape::OWN;
+    o.q = a.turn ? o.unturned + shape::TURNED : o.unturned;
+    wide_state s;
+    open_state<GRAD>(s, t, o);
+    walk_steps<GRAD, BIAS>(s, t, o, list, steps, base, bring);
+    if (o.own >= p.length) return;
+    if (GRAD) {
+        if (o.q != o.unturned) turn_back<WIDE_D>(s.o, t, p, o.own);
+        store_grad<WIDE_D>(a.dq, s.o, a.scale, NULL, t, p, o.head, o.own);
+    } else {
+        store_wide(s, t, p, o.head, o.own);
+    }
+}
+#endif
+
+/* With a bias gradient a thread block stays with its head for several tiles. */
+template <bool GRAD, bool BIAS>
+static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<GRAD>::BLOCKS)
+    wide_queries(const __grid_constant__ hti_tile_args t) {
+#if HTI_WIDE
+    using shape = wide_shape<GRAD>;
+    const hti_cuda_args &a = t.a;
+    uint32_t base = align_shared(hti_shared);
+    char *shared = (char *)hti_shared + (base - shared_address(hti_shared));
+    wide_tile o;
+    o.head = (int)(blockIdx.x % (unsigned)a.q_heads), o.sums = NULL;
+    o.bias = base + shape::bias_at(a);
+    if (BIAS) fill_bias((float *)(shared + shape::bias_at(a)), t, o.head, shape::THREADS);
+    if (!GRAD || !BIAS) {
+        if (find_tile(&o.p, t, 0, shape::QUERIES, blockIdx.x / (unsigned)a.q_heads))
+            attend_tile<GRAD, BIAS>(t, o, base, shared);
+        return;
+    }
+    float *sums = (float *)(shared + shape::sums_at(a));
+    for (int i = (int)threadIdx.x; a.dbias && i < 4 * sums_size(a); i += shape::THREADS)
+        sums[i] = 0;
+    if (a.dbias) o.sums = sums + warp_index() * sums_size(a) + SUMS_BEFORE;
+    for (unsigned work = blockIdx.x; work < a.work; work += gridDim.x) {
+        __syncthreads(); /* the last tile is done with */
+        if (find_tile(&o.p, t, 0, shape::QUERIES, work / (unsigned)a.q_heads))
+            attend_tile<GRAD, BIAS>(t, o, base, shared);
+    }
+    if (a.dbias) store_bias_sums(sums, t, 4);
 #endif
 }
 
@@ -253,16 +338,27 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
 int hti_wide_takes(const ht_context *ctx, const hti_tile_args &t) {
     const hti_cuda_args &a = t.a;
     return hti_cuda_of(ctx)->built_for >= 90 && a.head_dim == WIDE_D && a.block % WIDE_ROWS == 0 &&
-           a.query == HT_QUERY_FINE && is_plain(a) && a.scale > 0;
+           a.query == HT_QUERY_FINE && !a.threshold && !a.key_mask && !a.query_mask && a.scale > 0;
+}
+
+/* As many as run at a time: each works on tiles and leaves one table. A multiprocessor has 228 KiB
+ * of shared memory, of which a thread block takes one more than it asks for. */
+int hti_wide_bias_parts(const ht_context *ctx, const hti_cuda_args &a) {
+    using shape = wide_shape<true>;
+    int fit = (int)((228 << 10) / (shape::bytes(a) + 1024)), blocks = min(fit, shape::BLOCKS);
+    int parts = max(blocks * hti_cuda_of(ctx)->processors / a.q_heads, 1);
+    return min(parts, a.bias_parts);
 }
 
 template <bool GRAD>
-static ht_status launch(const ht_context *ctx, const hti_tile_args &t, const char *name) {
+static ht_status launch(const ht_context *ctx, hti_tile_args t, const char *name) {
     using shape = wide_shape<GRAD>;
-    size_t shared = 1024 + shape::LIST + sizeof(wide_keys) * (size_t)(1 + wide_steps(t));
-    int64_t work = tiles_of(t.a, 0, shape::QUERIES) * t.a.q_heads;
-    return hti_cuda_launch(ctx, wide_queries<GRAD>, name, dim3((unsigned)work), shape::THREADS,
-                           shared, t);
+    hti_cuda_args &a = t.a;
+    a.work = tiles_of(a, 0, shape::QUERIES) * a.q_heads;
+    int64_t blocks = GRAD && a.dbias ? (int64_t)a.bias_parts * a.q_heads : a.work;
+    void (*kernel)(hti_tile_args) = a.bias ? wide_queries<GRAD, true> : wide_queries<GRAD, false>;
+    return hti_cuda_launch(ctx, kernel, name, dim3((unsigned)blocks), shape::THREADS,
+                           shape::bytes(a), t);
 }
 
 ht_status hti_wide_forward(const ht_context *ctx, const hti_tile_args &t) {

@@ -1,6 +1,6 @@
 /*
  * Wide tiles, for compute capability 9.0: blocks of 64 or 128 rows, 64 columns, every row with its
- * own query (query fine, kind local), no bias, dropout or masks. Products are those of wide.h: 64
+ * own query (query fine, kind local), no dropout or masks. Products are those of wide.h: 64
  * rows of the owner against 64 partners.
  *
  * A warpgroup's 64 rows lie in one half of their block at every level >= 1, so they all see the
@@ -124,18 +124,12 @@ DEVICE void fill_steps(wide_keys *list, int steps, const hti_tile_args &t, const
     }
 }
 
-/* Keys and values of a step into shared memory: keys, then values. */
-template <int ALL> DEVICE void bring_keys(uint32_t to, const wide_keys &from) {
-    bring_rows<WIDE_ROWS, ALL>(to, from.x, from.xs, from.left);
-    bring_rows<WIDE_ROWS, ALL>(to + WIDE_TILE, from.y, from.ys, from.left);
-}
-
 #endif /* HTI_WIDE */
 
 /* Steps of a tile, at most. */
-HTI_FN int wide_steps(const hti_tile_args &t) {
-    int per = t.a.block / WIDE_ROWS;
-    return 2 * per + 2 + (t.a.levels - 1) * (t.a.causal ? per : 2 * per);
+HTI_FN int wide_steps(const hti_cuda_args &a) {
+    int per = a.block / WIDE_ROWS;
+    return 2 * per + 2 + (a.levels - 1) * (a.causal ? per : 2 * per);
 }
 
 /* ---- host ---- */
@@ -144,6 +138,8 @@ HTI_FN int wide_steps(const hti_tile_args &t) {
 int hti_wide_takes(const ht_context *ctx, const hti_tile_args &t);
 ht_status hti_wide_forward(const ht_context *ctx, const hti_tile_args &t);
 ht_status hti_wide_dq(const ht_context *ctx, const hti_tile_args &t);
+/* Thread blocks of dq per head where there is a bias gradient, of a.bias_parts at most. */
+int hti_wide_bias_parts(const ht_context *ctx, const hti_cuda_args &a);
 /* dk and dv, t.a.work thread blocks per key head */
 ht_status hti_wide_keys(const ht_context *ctx, const hti_tile_args &t);
 

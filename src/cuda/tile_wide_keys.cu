@@ -4,7 +4,7 @@
  * tile_backward_keys.cu for what is summed up, and for chunks.
  */
 #include "cuda/tile_keys.h"
-#include "cuda/tile_wide.h"
+#include "cuda/tile_wide_bias.h"
 
 extern __shared__ float4 hti_shared[];
 
@@ -14,6 +14,7 @@ enum { STAGES = 3, TEAM = 128 };
 struct wide_head {
     const bf16 *x, *y; /* q and dout */
     const float2 *numbers;
+    const float *bias; /* at distance 0 */
     int xs, ys;
 };
 
@@ -26,7 +27,8 @@ struct wide_rows {
 /* Shared memory: own keys and values, steps, the list of steps, the heads. In the end what came
  * down from coarse levels takes the place of the first two: 62 rows of dk and of dv, padded. */
 enum : uint32_t {
-    STEP_ROOM = 2 * WIDE_TILE + 1024, /* q, dout, then (m, h) */
+    BIAS_AT = 2 * WIDE_TILE + 512,
+    STEP_ROOM = 2 * WIDE_TILE + 2048, /* q, dout, (m, h), then biases */
     STEPS_AT = 2 * WIDE_TILE,
     MOST_STEPS = 64,
     LIST_AT = STEPS_AT + STAGES * STEP_ROOM,
@@ -40,7 +42,8 @@ DEVICE void fill_heads(wide_head *list, const hti_tile_args &t, const place &p, 
                        int level) {
     for (int i = (int)threadIdx.x; i < t.a.group; i += TEAM) {
         side s = query_side(t, p, kv_head * t.a.group + i, level, t.a.turn && level == 0);
-        list[i] = {s.x, s.y, s.numbers, (int)s.xs, (int)s.ys};
+        const float *bias = bias_of(t, kv_head * t.a.group + i);
+        list[i] = {s.x, s.y, s.numbers, bias, (int)s.xs, (int)s.ys};
     }
 }
 
@@ -69,6 +72,42 @@ DEVICE void bring_queries(uint32_t to, const wide_head &h, int first, int length
     if (r < WIDE_ROWS)
         copy8_async_if(to + 2 * WIDE_TILE + 8 * r, h.numbers + (r < left ? first + r : 0),
                        r < left);
+}
+
+/* Biases of a step's 64 queries and this thread block's keys; entry i is that of distance 63 - i
+ * from the first key to the first query's cluster. Neighbour queries make pairs: at level 0 as in
+ * tile_wide_bias.h, above that they are of one cluster, and entries lie there twice. */
+enum { WINDOW = 2 * WIDE_ROWS, WINDOW_STRIDE = WINDOW + 16 }; /* floats */
+
+DEVICE void bring_bias(uint32_t to, const hti_tile_args &t, const float *bias, int level,
+                       int distance) {
+    int i = (int)threadIdx.x, most = 2 * t.a.block - 1;
+    const float *from = bias + max(min(distance + WIDE_ROWS - 1 - i, most), -most);
+    if (level == 0) {
+        copy4_async(to + 4 * i, from);
+        if (i > 0) copy4_async(to + 4 * (WINDOW_STRIDE + i - 1), from);
+    } else if (i < WINDOW - WIDE_ROWS / 2) {
+        copy4_async(to + 8 * i, from), copy4_async(to + 8 * i + 4, from);
+    }
+}
+
+/* x = biases of this lane's keys, row and row + 8 of 64, and the step's queries. */
+DEVICE void load_window(float x[8][4], uint32_t window, int level, int row) {
+    int c = 2 * (lane_id() & 3);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int entry = WIDE_ROWS - 1 - row - 8 * h;
+        if (level == 0) {
+            load_line(x, h, window, 4 * WINDOW_STRIDE, entry + c);
+            continue;
+        }
+        uint32_t at = window + 8 * (uint32_t)(entry + (c >> level));
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            uint2 y = shared_load2(at + 8 * (uint32_t)(8 * n >> level));
+            x[n][2 * h] = __uint_as_float(y.x), x[n][2 * h + 1] = __uint_as_float(y.y);
+        }
+    }
 }
 
 /* Products s and <v, dout> of this lane's two keys and 64 queries become P and ds; numbers: the
@@ -101,12 +140,14 @@ DEVICE void hide_before(float x[8][4], int ahead) {
 }
 
 /* One step in shared memory at q. ahead: as above; hides: whether that matters */
+template <bool BIAS>
 DEVICE void grad_step(key_rows<WIDE_D> &o, float scale, uint32_t base, uint32_t q, bool seen,
                       bool hides, int ahead) {
     float x[8][4], gv[8][4];
     uint32_t w[4][4], ds[4][4];
+    if (BIAS) load_window(x, q + BIAS_AT, o.level, GROUP * warp_index() + lane_id() / 4);
     products_begin();
-    multiply(x, base, q);
+    multiply<BIAS>(x, base, q);
     multiply(gv, base + WIDE_TILE, q + WIDE_TILE);
     products_commit();
     products_wait();
@@ -124,13 +165,20 @@ DEVICE void grad_step(key_rows<WIDE_D> &o, float scale, uint32_t base, uint32_t 
 }
 
 /* The walk over all queries of all heads of the group. ahead: this lane's first key, of level 0 */
+template <bool BIAS>
 DEVICE void walk_wide(key_rows<WIDE_D> &o, const hti_tile_args &t, uint32_t base,
                       const wide_head *heads, const wide_rows *list, int per, int length) {
     int steps = per * t.a.group, head = 0, at = 0; /* of the step to be brought */
     bool diagonal = t.a.causal && o.level == 0;
     auto place_of = [&](int step) { return base + STEPS_AT + step % STAGES * STEP_ROOM; };
     auto bring = [&](int step) {
-        if (step < steps) bring_queries(place_of(step), heads[head], list[at].first, length);
+        if (step < steps) {
+            int first = list[at].first;
+            bring_queries(place_of(step), heads[head], first, length);
+            if (BIAS)
+                bring_bias(place_of(step) + BIAS_AT, t, heads[head].bias, o.level,
+                           o.own - GROUP * warp_index() - (first >> o.level));
+        }
         if (++at == per) at = 0, head++;
         copies_commit();
     };
@@ -141,8 +189,8 @@ DEVICE void walk_wide(key_rows<WIDE_D> &o, const hti_tile_args &t, uint32_t base
         bring(step + 2);
         wide_rows rows = list[now];
         if (++now == per) now = 0;
-        grad_step(o, t.scale2, base, place_of(step), rows.seen >> warp_id() & 1,
-                  diagonal && rows.first < o.own + GROUP, o.own + lane_id() / 4 - rows.first);
+        grad_step<BIAS>(o, t.scale2, base, place_of(step), rows.seen >> warp_id() & 1,
+                        diagonal && rows.first < o.own + GROUP, o.own + lane_id() / 4 - rows.first);
     }
 }
 
@@ -204,6 +252,7 @@ DEVICE void store_rows(key_rows<WIDE_D> &o, const hti_tile_args &t, const place 
 }
 #endif
 
+template <bool BIAS>
 static __global__ void __launch_bounds__(TEAM, 3)
     wide_dkdv(const __grid_constant__ hti_tile_args t) {
 #if HTI_WIDE
@@ -236,7 +285,7 @@ static __global__ void __launch_bounds__(TEAM, 3)
     for (int h = 0; h < 2; h++) o.weight[h] = weight_of(keys, o.own + 8 * h + (lane_id() >> 2));
     set_zero(o.dk), set_zero(o.dv);
     __syncthreads();
-    walk_wide(o, t, base, heads, list, *count, p.length);
+    walk_wide<BIAS>(o, t, base, heads, list, *count, p.length);
     if (by_chunk) {
         if (o.slot < 0) return;
         float *to = slot_at(t, work / ((t.slots + WARPS - 1) / WARPS), kv_head, o.slot);
@@ -252,6 +301,7 @@ static __global__ void __launch_bounds__(TEAM, 3)
 
 ht_status hti_wide_keys(const ht_context *ctx, const hti_tile_args &t) {
     size_t shared = 1024 + HEADS_AT + sizeof(wide_head) * (size_t)t.a.group;
-    return hti_cuda_launch(ctx, wide_dkdv, "running the wide kernel for dk and dv",
+    void (*kernel)(hti_tile_args) = t.a.bias ? wide_dkdv<true> : wide_dkdv<false>;
+    return hti_cuda_launch(ctx, kernel, "running the wide kernel for dk and dv",
                            dim3((unsigned)(t.a.work * t.a.kv_heads)), TEAM, shared, t);
 }

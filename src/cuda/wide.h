@@ -65,11 +65,11 @@ DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::
 /* Nothing of d moves across this. */
 DEVICE void pin(float d[8][4]) { asm volatile("" : HTI_32(d)::"memory"); }
 
-/* d = x y^T, 64 rows each, in shared memory. */
-DEVICE void multiply(float d[8][4], uint32_t x, uint32_t y) {
+/* d = x y^T, 64 rows each, in shared memory; ONTO: d += ... */
+template <bool ONTO = false> DEVICE void multiply(float d[8][4], uint32_t x, uint32_t y) {
     uint64_t fx = factor_at(x), fy = factor_at(y);
 #pragma unroll
-    for (int i = 0; i < WIDE_D / 16; i++) multiply16(d, fx + 2 * i, fy + 2 * i, i);
+    for (int i = 0; i < WIDE_D / 16; i++) multiply16(d, fx + 2 * i, fy + 2 * i, ONTO ? 1 : i);
 }
 
 /* The same with the first N = 16 or 48 rows of y. */
@@ -135,6 +135,10 @@ template <typename State> DEVICE void keep_up(State &s, const float top[2]) {
 /* All but the last LEFT groups have arrived, and products may read them after the next barrier. */
 template <int LEFT> DEVICE void copies_wait() {
     asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LEFT) : "memory");
+}
+
+DEVICE void copy4_async(uint32_t dst, const void *src) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src));
 }
 
 DEVICE uint32_t align_shared(const void *p) { return (shared_address(p) + 1023) & ~1023u; }
