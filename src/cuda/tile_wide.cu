@@ -164,12 +164,13 @@ struct wide_tile {
     float *sums;                /* this warp's table of the bias gradient, or NULL */
 };
 
-/* One step of this warpgroup, with keys at k, values at v; x: biases. */
+/* One step of this warpgroup, with keys at k, values at v. */
 template <bool GRAD, bool BIAS>
-DEVICE void wide_step(wide_state &s, float x[8][4], const hti_tile_args &t, const wide_tile &o,
+DEVICE void wide_step(wide_state &s, const hti_tile_args &t, const wide_tile &o,
                       const sighted &sight, uint32_t k, uint32_t v, int level, int first) {
-    float gv[8][4];
+    float x[8][4], gv[8][4];
     uint32_t w[4][4];
+    if (BIAS) load_bias(x, t, o.bias, level, first, o.row);
     products_begin();
     multiply<BIAS>(x, o.q, k);
     if (GRAD) multiply(gv, o.dout, v);
@@ -212,13 +213,6 @@ DEVICE void walk_steps(wide_state &s, const hti_tile_args &t, wide_tile &o, cons
                        int steps, uint32_t base, Bring bring) {
     using shape = wide_shape<GRAD>;
     int team = warp_index() / 4;
-    float x[8][4];
-    /* a step ahead, so that nobody waits for biases */
-    auto begin_scores = [&](int step) {
-        if (BIAS && step < steps)
-            load_bias(x, t, o.bias, list[step].level, list[step].first, o.row);
-    };
-    begin_scores(0);
     for (int step = 0; step < steps; step++) {
         if (GRAD) {
             copies_wait<shape::AHEAD - 1>();
@@ -240,9 +234,8 @@ DEVICE void walk_steps(wide_state &s, const hti_tile_args &t, wide_tile &o, cons
         if (!sight.word)
             products_wait(), pin(s.o);
         else
-            wide_step<GRAD, BIAS>(s, x, t, o, sight, shape::keys_at(base, step),
+            wide_step<GRAD, BIAS>(s, t, o, sight, shape::keys_at(base, step),
                                   shape::values_at(base, step), level, first);
-        begin_scores(step + 1);
     }
     products_wait();
     pin(s.o);
