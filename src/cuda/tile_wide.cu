@@ -22,9 +22,10 @@ template <bool GRAD> struct wide_shape {
                               LIST = VALUES + VALUE_STAGES * WIDE_TILE;
 
     HTI_FN uint32_t keys_at(uint32_t base, int step) {
-        return base + KEYS + (uint32_t)(step % STAGES) * WIDE_TILE;
+        return base + KEYS + (uint32_t)(step % STAGES) * (GRAD ? 1 : 2) * WIDE_TILE;
     }
     HTI_FN uint32_t values_at(uint32_t base, int step) {
+        if (!GRAD) return keys_at(base, step) + WIDE_TILE;
         return base + VALUES + (uint32_t)(step % VALUE_STAGES) * WIDE_TILE;
     }
     HTI_FN uint32_t bias_at(const hti_cuda_args &a) {
@@ -158,7 +159,8 @@ DEVICE void store_wide(wide_state &s, const hti_tile_args &t, const place &p, in
 /* What a tile needs to know; addresses are in shared memory. */
 struct wide_tile {
     place p;
-    int head, own, row;         /* this warp's first query, this lane's first */
+    int head, warp;
+    int own, row;               /* this warp's first query, this lane's first */
     uint32_t q, unturned, dout; /* this warpgroup's queries (turned at level 0) and dout */
     uint32_t bias;              /* both copies of the table */
     float *sums;                /* this warp's table of the bias gradient, or NULL */
@@ -212,7 +214,6 @@ template <bool GRAD, bool BIAS, typename Bring>
 DEVICE void walk_steps(wide_state &s, const hti_tile_args &t, wide_tile &o, const wide_keys *list,
                        int steps, uint32_t base, Bring bring) {
     using shape = wide_shape<GRAD>;
-    int team = warp_index() / 4;
     for (int step = 0; step < steps; step++) {
         if (GRAD) {
             copies_wait<shape::AHEAD - 1>();
@@ -230,7 +231,7 @@ DEVICE void walk_steps(wide_state &s, const hti_tile_args &t, wide_tile &o, cons
             products_wait(), pin(s.o);
             if (GRAD) turn_back<WIDE_D>(s.o, t, o.p, o.own);
         }
-        sighted sight = {list[step].sight[team]};
+        sighted sight = {list[step].sight[o.warp / 4]};
         if (!sight.word)
             products_wait(), pin(s.o);
         else
@@ -248,11 +249,10 @@ DEVICE void attend_tile(const hti_tile_args &t, wide_tile &o, uint32_t base, cha
     const hti_cuda_args &a = t.a;
     const place &p = o.p;
     wide_keys *list = (wide_keys *)(shared + shape::LIST) + 1;
-    int warp = warp_index();
     side rows = query_side(t, p, o.head, 0, false);
     turning<shape::QUERIES, shape::THREADS> turned;
     if (a.turn) begin_turning(turned, t, p, rows);
-    if (warp == 0) {
+    if (o.warp == 0) {
         int count = list_steps(list, t, p, shape::QUERIES, levels_at(t, p));
         if (lane_id() == 0) list[-1].left = count;
     }
@@ -279,8 +279,8 @@ DEVICE void attend_tile(const hti_tile_args &t, wide_tile &o, uint32_t base, cha
     for (int i = 0; i < shape::AHEAD; i++) bring(i);
     if (a.turn) end_turning(base, base + shape::TURNED, turned);
 
-    o.own = p.first + GROUP * warp, o.row = o.own + lane_id() / 4;
-    o.unturned = base + warp / 4 * WIDE_TILE, o.dout = o.unturned + shape::OWN;
+    o.own = p.first + GROUP * o.warp, o.row = o.own + lane_id() / 4;
+    o.unturned = base + o.warp / 4 * WIDE_TILE, o.dout = o.unturned + shape::OWN;
     o.q = a.turn ? o.unturned + shape::TURNED : o.unturned;
     wide_state s;
     open_state<GRAD>(s, t, o);
@@ -305,18 +305,18 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
     uint32_t base = align_shared(hti_shared);
     char *shared = (char *)hti_shared + (base - shared_address(hti_shared));
     wide_tile o;
-    o.head = (int)(blockIdx.x % (unsigned)a.q_heads), o.sums = NULL;
+    o.head = (int)(blockIdx.x % (unsigned)a.q_heads), o.warp = warp_index(), o.sums = NULL;
     o.bias = base + shape::bias_at(a);
     if (BIAS) fill_bias((float *)(shared + shape::bias_at(a)), t, o.head, shape::THREADS);
-    if (!GRAD || !BIAS) {
-        if (find_tile(&o.p, t, 0, shape::QUERIES, blockIdx.x / (unsigned)a.q_heads))
-            attend_tile<GRAD, BIAS>(t, o, base, shared);
+    if constexpr (!GRAD || !BIAS) {
+        if (!find_tile(&o.p, t, 0, shape::QUERIES, blockIdx.x / (unsigned)a.q_heads)) return;
+        attend_tile<GRAD, BIAS>(t, o, base, shared);
         return;
     }
     float *sums = (float *)(shared + shape::sums_at(a));
     for (int i = (int)threadIdx.x; a.dbias && i < 4 * sums_size(a); i += shape::THREADS)
         sums[i] = 0;
-    if (a.dbias) o.sums = sums + warp_index() * sums_size(a) + SUMS_BEFORE;
+    if (a.dbias) o.sums = sums + o.warp * sums_size(a) + SUMS_BEFORE;
     for (unsigned work = blockIdx.x; work < a.work; work += gridDim.x) {
         __syncthreads(); /* the last tile is done with */
         if (find_tile(&o.p, t, 0, shape::QUERIES, work / (unsigned)a.q_heads))

@@ -14,7 +14,6 @@ enum { STAGES = 3, TEAM = 128 };
 struct wide_head {
     const bf16 *x, *y; /* q and dout */
     const float2 *numbers;
-    const float *bias; /* at distance 0 */
     int xs, ys;
 };
 
@@ -26,14 +25,12 @@ struct wide_rows {
 
 /* Shared memory: own keys and values, steps, the list of steps, the heads. In the end what came
  * down from coarse levels takes the place of the first two: 62 rows of dk and of dv, padded. */
-enum : uint32_t {
-    BIAS_AT = 2 * WIDE_TILE + 512,
-    STEP_ROOM = 2 * WIDE_TILE + 2048, /* q, dout, (m, h), then biases */
-    STEPS_AT = 2 * WIDE_TILE,
-    MOST_STEPS = 64,
-    LIST_AT = STEPS_AT + STAGES * STEP_ROOM,
-    HEADS_AT = LIST_AT + MOST_STEPS * sizeof(wide_rows) + 16,
-    LINE = WIDE_D * 4 + 32
+enum : uint32_t { STEPS_AT = 2 * WIDE_TILE, MOST_STEPS = 64, LINE = WIDE_D * 4 + 32 };
+template <bool BIAS> struct key_shape {
+    static constexpr uint32_t BIAS_AT = 2 * WIDE_TILE + 512; /* q, dout, (m, h), biases */
+    static constexpr uint32_t STEP_ROOM = 2 * WIDE_TILE + (BIAS ? 2048 : 1024);
+    static constexpr uint32_t LIST_AT = STEPS_AT + STAGES * STEP_ROOM;
+    static constexpr uint32_t HEADS_AT = LIST_AT + MOST_STEPS * sizeof(wide_rows) + 16;
 };
 
 #if HTI_WIDE
@@ -42,8 +39,7 @@ DEVICE void fill_heads(wide_head *list, const hti_tile_args &t, const place &p, 
                        int level) {
     for (int i = (int)threadIdx.x; i < t.a.group; i += TEAM) {
         side s = query_side(t, p, kv_head * t.a.group + i, level, t.a.turn && level == 0);
-        const float *bias = bias_of(t, kv_head * t.a.group + i);
-        list[i] = {s.x, s.y, s.numbers, bias, (int)s.xs, (int)s.ys};
+        list[i] = {s.x, s.y, s.numbers, (int)s.xs, (int)s.ys};
     }
 }
 
@@ -145,7 +141,8 @@ DEVICE void grad_step(key_rows<WIDE_D> &o, float scale, uint32_t base, uint32_t 
                       bool hides, int ahead) {
     float x[8][4], gv[8][4];
     uint32_t w[4][4], ds[4][4];
-    if (BIAS) load_window(x, q + BIAS_AT, o.level, GROUP * warp_index() + lane_id() / 4);
+    if (BIAS)
+        load_window(x, q + key_shape<true>::BIAS_AT, o.level, GROUP * warp_index() + lane_id() / 4);
     products_begin();
     multiply<BIAS>(x, base, q);
     multiply(gv, base + WIDE_TILE, q + WIDE_TILE);
@@ -167,17 +164,20 @@ DEVICE void grad_step(key_rows<WIDE_D> &o, float scale, uint32_t base, uint32_t 
 /* The walk over all queries of all heads of the group. ahead: this lane's first key, of level 0 */
 template <bool BIAS>
 DEVICE void walk_wide(key_rows<WIDE_D> &o, const hti_tile_args &t, uint32_t base,
-                      const wide_head *heads, const wide_rows *list, int per, int length) {
+                      const wide_head *heads, const wide_rows *list, int per, int length,
+                      int q_head) {
     int steps = per * t.a.group, head = 0, at = 0; /* of the step to be brought */
     bool diagonal = t.a.causal && o.level == 0;
-    auto place_of = [&](int step) { return base + STEPS_AT + step % STAGES * STEP_ROOM; };
+    auto place_of = [&](int step) {
+        return base + STEPS_AT + step % STAGES * key_shape<BIAS>::STEP_ROOM;
+    };
     auto bring = [&](int step) {
         if (step < steps) {
             int first = list[at].first;
             bring_queries(place_of(step), heads[head], first, length);
             if (BIAS)
-                bring_bias(place_of(step) + BIAS_AT, t, heads[head].bias, o.level,
-                           o.own - GROUP * warp_index() - (first >> o.level));
+                bring_bias(place_of(step) + key_shape<BIAS>::BIAS_AT, t, bias_of(t, q_head + head),
+                           o.level, o.own - GROUP * warp_index() - (first >> o.level));
         }
         if (++at == per) at = 0, head++;
         copies_commit();
@@ -267,8 +267,8 @@ static __global__ void __launch_bounds__(TEAM, 3)
     if (by_chunk ? !open_chunk(o, &w, &p, t, work) : !open_tile(o, &w, &p, t, level, work)) return;
     uint32_t base = align_shared(hti_shared);
     char *shared = (char *)hti_shared + (base - shared_address(hti_shared));
-    wide_head *heads = (wide_head *)(shared + HEADS_AT);
-    wide_rows *list = (wide_rows *)(shared + LIST_AT);
+    wide_head *heads = (wide_head *)(shared + key_shape<BIAS>::HEADS_AT);
+    wide_rows *list = (wide_rows *)(shared + key_shape<BIAS>::LIST_AT);
     int *count = (int *)(list + MOST_STEPS);
     if (!__syncthreads_or(o.slot >= 0)) return; /* there is no such block, or it has no keys */
     side keys = key_side(t, p, kv_head, o.level);
@@ -285,7 +285,7 @@ static __global__ void __launch_bounds__(TEAM, 3)
     for (int h = 0; h < 2; h++) o.weight[h] = weight_of(keys, o.own + 8 * h + (lane_id() >> 2));
     set_zero(o.dk), set_zero(o.dv);
     __syncthreads();
-    walk_wide<BIAS>(o, t, base, heads, list, *count, p.length);
+    walk_wide<BIAS>(o, t, base, heads, list, *count, p.length, kv_head * a.group);
     if (by_chunk) {
         if (o.slot < 0) return;
         float *to = slot_at(t, work / ((t.slots + WARPS - 1) / WARPS), kv_head, o.slot);
@@ -300,7 +300,8 @@ static __global__ void __launch_bounds__(TEAM, 3)
 }
 
 ht_status hti_wide_keys(const ht_context *ctx, const hti_tile_args &t) {
-    size_t shared = 1024 + HEADS_AT + sizeof(wide_head) * (size_t)t.a.group;
+    uint32_t heads = t.a.bias ? key_shape<true>::HEADS_AT : key_shape<false>::HEADS_AT;
+    size_t shared = 1024 + heads + sizeof(wide_head) * (size_t)t.a.group;
     void (*kernel)(hti_tile_args) = t.a.bias ? wide_dkdv<true> : wide_dkdv<false>;
     return hti_cuda_launch(ctx, kernel, "running the wide kernel for dk and dv",
                            dim3((unsigned)(t.a.work * t.a.kv_heads)), TEAM, shared, t);
