@@ -360,33 +360,53 @@ DEVICE unsigned sees(const hti_tile_args &t, int own, int count, bool grouped, i
     return sight(t, level, own >> shift, (own + 8) >> shift, k);
 }
 
-/* By all threads, once the list is made: all that is known of its groups. count: queries. */
-DEVICE void fill_list(group *list, const query_shared *s, const hti_tile_args &t, int first,
-                      int count, bool grouped) {
-    for (int i = (int)threadIdx.x; i < STEP * s->steps; i += THREADS) {
-        group g = {(const bf16 *)t.a.q.data, (const bf16 *)t.a.q.data, 0, 0, list[i].word, 0, 0};
-        if (g.word != NO_GROUP) {
-            int level = word_level(g.word), k = word_first(g.word);
-            const side &from = s->sides[level];
-            g.x = from.x + k * from.xs, g.y = from.y + k * from.ys;
-            g.xs = (int)from.xs, g.ys = (int)from.ys;
-            g.left = min(GROUP, from.count - k);
-            for (int w = 0; w < WARPS; w++)
-                g.seen |= sees(t, first + GROUP * w, count, grouped, level, k) << (4 * w);
-        }
-        list[i] = g;
+/* All that is known of a group of keys. count: queries */
+DEVICE group group_of(uint32_t word, const side &from, const hti_tile_args &t, int first, int count,
+                      bool grouped) {
+    group g = {(const bf16 *)t.a.q.data, (const bf16 *)t.a.q.data, 0, 0, word, 0, 0};
+    if (word == NO_GROUP) return g;
+    int level = word_level(word), k = word_first(word);
+    g.x = from.x + k * from.xs, g.y = from.y + k * from.ys;
+    g.xs = (int)from.xs, g.ys = (int)from.ys;
+    g.left = min(GROUP, from.count - k);
+    for (int w = 0; w < WARPS; w++)
+        g.seen |= sees(t, first + GROUP * w, count, grouped, level, k) << (4 * w);
+    return g;
+}
+
+/* The same list by all threads at once where it has one level. */
+DEVICE void list_level(query_shared *s, group *list, const hti_tile_args &t, const place &p,
+                       int kv_head, int level) {
+    side from = key_side(t, p, kv_head, level);
+    int rows = (int)hti_clusters(p.length, level), last = min(p.first + TILE_ROWS, rows) - 1;
+    ranges r = keys_seen(t, p.length, level, p.first, last);
+    int count = r.count(), padded = (count + STEP - 1) & ~(STEP - 1);
+    if (threadIdx.x == 0) s->sides[level] = from, s->steps = padded / STEP;
+    for (int i = (int)threadIdx.x; i < padded; i += THREADS) {
+        uint32_t word = i < count ? group_word(level, r.at(i)) : NO_GROUP;
+        list[i] = group_of(word, from, t, p.first, rows, t.a.coarse);
     }
 }
 
-/* The list of the tile at p, by all threads; they may fetch when it returns. */
+/* The list of the tile at p, by all threads; they may fetch when it returns. QUICK: by all threads
+ * at once if it has one level, which takes more registers. */
+template <bool QUICK>
 DEVICE void open_list(query_shared *s, group *list, const hti_tile_args &t, const place &p,
                       int kv_head, int level, int levels) {
-    bool grouped = t.a.coarse;
     __syncthreads(); /* nobody reads the last one any more */
-    if (warp_id() == 0)
-        make_list(s, list, t, p, kv_head, level, is_fine(t) ? levels : level + 1, grouped);
-    __syncthreads();
-    fill_list(list, s, t, p.first, (int)hti_clusters(p.length, level), grouped);
+    if (QUICK && !is_fine(t)) {
+        list_level(s, list, t, p, kv_head, level);
+    } else {
+        if (warp_id() == 0)
+            make_list(s, list, t, p, kv_head, level, is_fine(t) ? levels : level + 1, t.a.coarse);
+        __syncthreads();
+        int count = (int)hti_clusters(p.length, level);
+        for (int i = (int)threadIdx.x; i < STEP * s->steps; i += THREADS) {
+            uint32_t word = list[i].word;
+            const side &from = s->sides[word == NO_GROUP ? level : word_level(word)];
+            list[i] = group_of(word, from, t, p.first, count, t.a.coarse);
+        }
+    }
     __syncthreads();
 }
 

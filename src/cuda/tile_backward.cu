@@ -135,6 +135,21 @@ DEVICE void add_coarse(float x[D / 8][4], const hti_tile_args &t, const place &p
         });
 }
 
+/* A warp's queries are on their way, no gradient yet. */
+template <int D>
+DEVICE void open_rows(query_rows<D> &o, const hti_tile_args &t, const side &queries, int own) {
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) o.dq[i][0] = o.dq[i][1] = o.dq[i][2] = o.dq[i][3] = 0;
+    load_own<D>(o.q, queries, true, own, t.zero);
+    load_own<D>(o.g, queries, false, own, t.zero);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = own + 8 * h + (lane_id() >> 2);
+        float2 n = r < queries.count ? queries.numbers[r] : make_float2(HTI_POS_INF, 0);
+        o.m[h] = n.x, o.h[h] = n.y;
+    }
+}
+
 /* The walk of one tile; everything that all its warps do together. */
 template <int D, bool PLAIN>
 DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_memory<D> &m,
@@ -148,17 +163,9 @@ DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_m
     if (steps > 0) fetch(0);
     bool turned = a.turn && level == 0;
     walker w = {own, a.coarse != 0, bias_of(t, head), dropout_of(t, p, head)};
-    side queries = query_side(t, p, head, level, turned);
+    if (!PLAIN) open_rows(o, t, query_side(t, p, head, level, turned), own);
     lanes<D> l;
     find_lanes(l, lane_id());
-    load_own<D>(o.q, queries, true, own, t.zero);
-    load_own<D>(o.g, queries, false, own, t.zero);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int r = own + 8 * h + (lane_id() >> 2);
-        float2 n = r < queries.count ? queries.numbers[r] : make_float2(HTI_POS_INF, 0);
-        o.m[h] = n.x, o.h[h] = n.y;
-    }
     float *ds = m.ds ? m.ds + warp_id() * GROUP * LINE : NULL;
     float *table = m.ds ? m.tables + warp_id() * 4 * a.block : NULL;
     for (int step = 0; step < steps; step++) {
@@ -171,7 +178,7 @@ DEVICE void walk_queries(query_rows<D> &o, const hti_tile_args &t, const query_m
         if (turned && word_level(groups[0].word) > 0) {
             turned = false;
             turn_back<D>(o.dq, t, p, own);
-            queries = query_side(t, p, head, 0, false);
+            side queries = query_side(t, p, head, 0, false);
             load_own<D>(o.q, queries, true, own, t.zero);
         }
         for (int i = 0; seen >> (4 * i); i++) {
@@ -200,9 +207,9 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
         if (!find_tile(&p, t, level, TILE_ROWS, (unsigned)tile)) continue;
         int levels = levels_at(t, p), own = p.first + GROUP * warp_id();
         query_rows<D> o;
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) o.dq[i][0] = o.dq[i][1] = o.dq[i][2] = o.dq[i][3] = 0;
-        open_list(m.queries, m.list, t, p, head / a.group, level, levels);
+        /* while the list is made; others have too few registers */
+        if (PLAIN) open_rows(o, t, query_side(t, p, head, level, a.turn && level == 0), own);
+        open_list<PLAIN>(m.queries, m.list, t, p, head / a.group, level, levels);
         walk_queries<D, PLAIN>(o, t, m, p, head, level, own);
         if (a.coarse) {
             int64_t at = cluster_at(t, p, level) + own;

@@ -185,7 +185,11 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
     place p;
     if (!find_tile(&p, t, level, TILE_ROWS, (unsigned)tile)) return;
     int levels = levels_at(t, p), own = p.first + GROUP * warp_id();
-    open_list(m.queries, m.list, t, p, head / a.group, level, levels);
+    bool turned = a.turn && level == 0;
+    side queries = query_side(t, p, head, level, turned);
+    frag<D> q;
+    load_own<D>(q, queries, true, own, t.zero); /* on their way while the list is made */
+    open_list<PLAIN>(m.queries, m.list, t, p, head / a.group, level, levels);
     int steps = m.queries->steps;
     auto fetch = [&](int step) {
         fetch_step<D, PLAIN>(m.steps + (step & 1) * step_shape<D>::BYTES, t, m.queries,
@@ -193,15 +197,11 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
     };
     if (steps > 0) fetch(0);
 
-    bool turned = a.turn && level == 0;
     walker w = {own, a.coarse != 0, bias_of(t, head), dropout_of(t, p, head)};
-    side queries = query_side(t, p, head, level, turned);
-    frag<D> q;
     state<D> s;
     lanes<D> l;
     find_lanes(l, lane_id());
     clear(s);
-    load_own<D>(q, queries, true, own, t.zero);
     for (int step = 0; step < steps; step++) {
         copy_async_wait();
         __syncthreads(); /* this step has arrived, and nobody reads the other one any more */
