@@ -26,10 +26,10 @@ struct loader {
 static __device__ __forceinline__ void find_loader(loader &l) {
     l.ch = threadIdx.x % 8, l.quad = threadIdx.x / 8;
 #pragma unroll
-    for (int m = 0; m < 4; m++) l.at0[m] = chunk_at(4 * l.quad + m, l.ch);
+    for (int m = 0; m < 4; m++) l.at0[m] = 2 * rows<WALK_D>::at(4 * l.quad + m, l.ch);
 #pragma unroll
-    for (int m = 0; m < 2; m++) l.at1[m] = chunk_at(2 * l.quad + m, l.ch);
-    l.at2 = COARSE_2 + chunk_at(l.quad, l.ch);
+    for (int m = 0; m < 2; m++) l.at1[m] = 2 * rows<WALK_D>::at(2 * l.quad + m, l.ch);
+    l.at2 = COARSE_2 + 2 * rows<WALK_D>::at(l.quad, l.ch);
     asm volatile("" : "+r"(l.at0[0]), "+r"(l.at0[1]), "+r"(l.at0[2]), "+r"(l.at0[3]));
     asm volatile("" : "+r"(l.at1[0]), "+r"(l.at1[1]), "+r"(l.at2)); /* once, not per use */
 }
@@ -288,9 +288,9 @@ struct way_out {
 };
 
 static __device__ __forceinline__ void find_way_out(way_out &w, uint32_t tile, int lane) {
-    w.put = tile + chunk_at(row_of(lane & 15), lane >> 4);
-    w.get[0] = tile + chunk_at(lane >> 3, lane & 7);
-    w.get[1] = tile + chunk_at((lane >> 3) + 4, lane & 7);
+    w.put = tile + 2 * rows<WALK_D>::at(row_of(lane & 15), lane >> 4);
+    w.get[0] = tile + 2 * rows<WALK_D>::at(lane >> 3, lane & 7);
+    w.get[1] = tile + 2 * rows<WALK_D>::at((lane >> 3) + 4, lane & 7);
 }
 
 /* left: rows from the lane's first on */
@@ -361,11 +361,11 @@ static __device__ __forceinline__ void attend_all(uint32_t base, const walk_args
     walk_tile w;
     w.warp = warp_index() % 4, w.length = a.length;
     lanes<WALK_D> l;
-    l.key[0] = chunk_at(pair_of(lane >> 2), t), l.key[1] = chunk_at(pair_of(lane >> 2), t + 4);
+    find_lanes(l, lane);
     uint32_t offset[4];
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-        offset[c] = chunk_at(pair_of(lane & 7), 2 * c + (lane >> 4));
+        offset[c] = 2 * rows<WALK_D>::at(lane & 7, 2 * c + (lane >> 4));
         asm volatile("" : "+r"(offset[c])); /* once, not per use */
     }
     asm volatile("" : "+r"(l.key[0]), "+r"(l.key[1]));

@@ -35,15 +35,6 @@ struct walk_args {
     ht_tensor lse; /* the caller's, if there is but one stage; else data is NULL */
 };
 
-/* Place of a chunk of 16 bytes among the rows of a slot. */
-static __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
-    return (uint32_t)(row * ROW_BYTES + ((chunk ^ (row & 7)) << 4));
-}
-
-/* Keys of a group of 8 go in the order of pair_of: the rows that a quarter of a warp reads at a
- * time are four apart and do not meet in a bank. The keys of a lane's scores: */
-static __device__ __forceinline__ int key_of(int t, int e) { return t + 4 * (e & 1); }
-
 /* The row of a tile that is row m (0 ... 15) of the products: m and m + 8 are siblings, so that
  * coarse queries are the same in both halves of a lane's registers. Eight of them in a row end on
  * eight different numbers: no two meet in a bank. */
@@ -189,7 +180,7 @@ static __device__ __forceinline__ void hide_unseen(float x[][4], const walk_tile
             int row = w.first + 16 * w.warp;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                int n = rows_in(c + key_of(t, e), level, w.length);
+                int n = rows_in(c + 2 * t + (e & 1), level, w.length);
                 int m = rows_in((row + row_of(g + 8 * (e >> 1))) >> level, level, w.length);
                 if (MODE != MEAN || m == 0) m = 1 << level;
                 float whole = (float)(1 << (2 * level));
@@ -202,7 +193,7 @@ static __device__ __forceinline__ void hide_unseen(float x[][4], const walk_tile
         for (int b = 2; b < 4; b++) {
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                if (8 * (b & 1) + key_of(t, e) > row_of(g + 8 * (e >> 1))) x[b][e] = HTI_NEG_INF;
+                if (8 * (b & 1) + 2 * t + (e & 1) > row_of(g + 8 * (e >> 1))) x[b][e] = HTI_NEG_INF;
         }
         if (G::COARSE) {
             if (!(w.warp & 1)) hide(x[G::FINE + 1], 1, 1);
@@ -223,7 +214,7 @@ static __device__ __forceinline__ float too_much(const float x[][4], const walk_
         int c = first_cluster<MODE>(b, w), level = G::level(b);
 #pragma unroll
         for (int e = 2 * h; e < 2 * h + 2; e++) {
-            int n = rows_in(c + key_of(t, e), level, w.length);
+            int n = rows_in(c + 2 * t + (e & 1), level, w.length);
             if (n) much += x[b][e] * (float)((1 << level) - n);
         }
     }
