@@ -153,7 +153,7 @@ static __device__ __forceinline__ void load_all(uint32_t base, const walk_args &
     f.row_k = 8 * g.a.fk.row, f.row_v = 8 * g.a.fv.row;
     const uint32_t sums = base + AT_COARSE, out = base + AT_OUT;
     uint32_t to = base, fine = base, coarse = sums;
-    int more = 1, leader = threadIdx.x % 32 == 0;
+    int more = 1;
     for (uint32_t n = 0;; n++) {
         if (more) more = next_load<G::CAUSAL>(f, l, g);
         if (more) {
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void load_all(uint32_t base, const walk_args &
         if (arrived >= COARSE_SLOTS) wait_load(base + AT_DONE, arrived - COARSE_SLOTS);
         if (G::COARSE) raise_chunk(fine, coarse, l);
         __syncwarp();
-        if (leader) barrier_arrive(barrier_of(base + AT_FULL, arrived));
+        barrier_arrive(barrier_of(base + AT_FULL, arrived));
         if (G::COARSE) store_level3(l, b, g);
         next_slot(fine, FINE_BYTES, base, sums);
         next_slot(coarse, COARSE_BYTES, sums, out);
@@ -406,7 +406,7 @@ static __device__ __forceinline__ void attend_all(uint32_t base, const walk_args
         weigh_all<MODE>(x, m, sum, a.factor, w, t);
         take_values<MODE>(o, x, at, offset, lane);
         __syncwarp();
-        if (lane == 0) release<G::CAUSAL>(base + AT_DONE, v, step);
+        release<G::CAUSAL>(base + AT_DONE, v, step);
         store_values(r.z + (uint64_t)chunk * (WALK_ROWS * 8 * a.fz.row), o, sum, out, 8 * a.fz.row,
                      a.length - w.first - 16 * w.warp - (lane >> 3));
         store_lse(r.lse + w.first, m, sum, v, g,
@@ -422,8 +422,8 @@ __global__ void __launch_bounds__(WALK_THREADS, 1) hier_walk(const __grid_consta
     uint32_t base = shared_address(shared_bytes);
     if (threadIdx.x == 0) {
         for (int i = 0; i < BARRIERS; i++) {
-            barrier_make(base + AT_FULL + 8 * i, WALK_LOADERS / 32);
-            barrier_make(base + AT_DONE + 8 * i, TEAM / 32);
+            barrier_make(base + AT_FULL + 8 * i, WALK_LOADERS);
+            barrier_make(base + AT_DONE + 8 * i, TEAM);
         }
         barriers_made();
     }
