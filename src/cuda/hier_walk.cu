@@ -4,8 +4,8 @@
  *
  * 1. walk   reads q, k, v once. One thread block per multiprocessor walks along a head, 64 rows at
  * a time: four warps bring k and v into a ring in shared memory, several chunks ahead, and add up
- * levels 1, 2 (for the ring) and 3 (for the tower); three teams of four warps attend levels 0 to 2
- * of every third chunk and write a result of their own, normalised, and its lse.
+ * levels 1, 2 (for a second ring) and 3 (for the tower); three teams of four warps attend levels 0
+ * to 2 of every third chunk and write a result of their own, normalised, and its lse.
  * 2. the stages above, on the tower: see hier_forward.cu.
  * 3. merge  goes over the rows once more: the result of level 3 and up joins that of 0 to 2.
  */
@@ -15,10 +15,12 @@
 
 /* ---- loading ---- */
 
-/* A loader owns 16 bytes of four neighbouring rows, of k and of v: its places in a slot. */
+/* A loader owns 16 bytes of four neighbouring rows, of k and of v: its places in both rings' slots,
+ * and the sums of the four. */
 struct loader {
     uint32_t at0[4], at1[2], at2;
     int ch, quad;
+    uint4 sum[2];
 };
 
 static __device__ __forceinline__ void find_loader(loader &l) {
@@ -26,14 +28,22 @@ static __device__ __forceinline__ void find_loader(loader &l) {
 #pragma unroll
     for (int m = 0; m < 4; m++) l.at0[m] = 2 * rows<WALK_D>::at(4 * l.quad + m, l.ch);
 #pragma unroll
-    for (int m = 0; m < 2; m++) l.at1[m] = SLOT_1 + 2 * rows<WALK_D>::at(2 * l.quad + m, l.ch);
-    l.at2 = SLOT_2 + 2 * rows<WALK_D>::at(l.quad, l.ch);
+    for (int m = 0; m < 2; m++) l.at1[m] = 2 * rows<WALK_D>::at(2 * l.quad + m, l.ch);
+    l.at2 = COARSE_2 + 2 * rows<WALK_D>::at(l.quad, l.ch);
     asm volatile("" : "+r"(l.at0[0]), "+r"(l.at0[1]), "+r"(l.at0[2]), "+r"(l.at0[3]));
     asm volatile("" : "+r"(l.at1[0]), "+r"(l.at1[1]), "+r"(l.at2)); /* once, not per use */
 }
 
-/* What is loaded, in order: the chunks of a stretch and one neighbour on either side (the left one
- * is there already if it is joined to the stretch before). */
+/* What is loaded, in order: the chunks of a stretch and one neighbour on either side, of causal
+ * calls on the left alone. Where stretches are joined, a right neighbour is the next left one. */
+template <int CAUSAL> static __device__ __forceinline__ int first_load(const walk &w) {
+    return CAUSAL ? -1 : w.joined - 1;
+}
+
+template <int CAUSAL> static __device__ __forceinline__ int last_load(const walk &w) {
+    return CAUSAL ? w.count - 1 : w.count;
+}
+
 struct front {
     walk w;
     int at;                /* -1 ... count */
@@ -41,28 +51,28 @@ struct front {
     uint32_t row_k, row_v; /* bytes from row to row */
 };
 
+template <int CAUSAL>
 static __device__ __forceinline__ int next_load(front &f, const loader &l, const walk_args &g) {
-    if (++f.at <= f.w.count) return 1;
+    if (++f.at <= last_load<CAUSAL>(f.w)) return 1;
     if (!next_stretch(f.w, g)) return 0;
-    f.at = f.w.joined - 1;
+    f.at = first_load<CAUSAL>(f.w);
     int kv = g.a.group == 1 ? f.w.head : f.w.head / g.a.group;
     f.k = walk_row(g.a.fk, f.w.sequence, kv, 4 * l.quad) + 16 * l.ch;
     f.v = walk_row(g.a.fv, f.w.sequence, kv, 4 * l.quad) + 16 * l.ch;
     return 1;
 }
 
-template <int CAUSAL>
 static __device__ __forceinline__ void load_slot(uint32_t slot, const loader &l, const front &f,
                                                  const walk_args &g) {
     int chunk = f.w.first + f.at, left = g.a.length - WALK_ROWS * chunk;
-    if (chunk < 0 || (CAUSAL && f.at == f.w.count)) left = 0;
+    if (chunk < 0) left = 0;
     const char *k = f.k + (uint64_t)(uint32_t)chunk * (WALK_ROWS * f.row_k);
     const char *v = f.v + (uint64_t)(uint32_t)chunk * (WALK_ROWS * f.row_v);
     if (left >= WALK_ROWS) {
 #pragma unroll
         for (int m = 0; m < 4; m++, k += f.row_k, v += f.row_v) {
             copy_async(slot + l.at0[m], k);
-            copy_async(slot + l.at0[m] + SLOT_V, v);
+            copy_async(slot + l.at0[m] + FINE_V, v);
         }
         return;
     }
@@ -70,7 +80,7 @@ static __device__ __forceinline__ void load_slot(uint32_t slot, const loader &l,
 #pragma unroll
     for (int m = 0; m < 4; m++, k += f.row_k, v += f.row_v) {
         copy_async_if(slot + l.at0[m], m < left ? k : g.a.fk.data, m < left);
-        copy_async_if(slot + l.at0[m] + SLOT_V, m < left ? v : g.a.fv.data, m < left);
+        copy_async_if(slot + l.at0[m] + FINE_V, m < left ? v : g.a.fv.data, m < left);
     }
 }
 
@@ -86,10 +96,11 @@ struct back {
     bf16 *tower; /* this loader's share of the sequence's first rows: even quads k, odd ones v */
 };
 
+template <int CAUSAL>
 static __device__ __forceinline__ int next_arrived(back &b, const loader &l, const walk_args &g) {
-    if (++b.at <= b.w.count) return 1;
+    if (++b.at <= last_load<CAUSAL>(b.w)) return 1;
     if (!next_stretch(b.w, g)) return 0;
-    b.at = b.w.joined - 1;
+    b.at = first_load<CAUSAL>(b.w);
     int kv = g.a.group == 1 ? b.w.head : b.w.head / g.a.group;
     b.tower = nullptr;
     if (g.a.stages == 1 || kv * g.a.group != b.w.head) return 1;
@@ -98,32 +109,40 @@ static __device__ __forceinline__ int next_arrived(back &b, const loader &l, con
     return 1;
 }
 
-/* Levels 1 and 2 of what has arrived into the slot; level 3 into the tower. */
-static __device__ __forceinline__ void raise_slot(uint32_t slot, const loader &l, const back &b,
-                                                  const walk_args &g) {
-    uint4 sum[2];
+/* Levels 1 and 2 of what has arrived. */
+static __device__ __forceinline__ void raise_chunk(uint32_t fine, uint32_t coarse, loader &l) {
+    uint4 x[8];
+#pragma unroll
+    for (int m = 0; m < 8; m++) x[m] = shared_load4(fine + l.at0[m & 3] + (m >> 2) * FINE_V);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        uint4 x[4];
-#pragma unroll
-        for (int m = 0; m < 4; m++) x[m] = shared_load4(slot + l.at0[m] + i * SLOT_V);
-        uint4 lo = add8(x[0], x[1]), hi = add8(x[2], x[3]);
-        sum[i] = add8(lo, hi);
-        shared_store4(slot + l.at1[0] + i * SLOT_V, lo);
-        shared_store4(slot + l.at1[1] + i * SLOT_V, hi);
-        shared_store4(slot + l.at2 + i * SLOT_V, sum[i]);
+        uint4 lo = add8(x[4 * i], x[4 * i + 1]), hi = add8(x[4 * i + 2], x[4 * i + 3]);
+        l.sum[i] = add8(lo, hi);
+        shared_store4(coarse + l.at1[0] + i * COARSE_V, lo);
+        shared_store4(coarse + l.at1[1] + i * COARSE_V, hi);
+        shared_store4(coarse + l.at2 + i * COARSE_V, l.sum[i]);
     }
+}
+
+/* Level 3 of it into the tower. */
+static __device__ __forceinline__ void store_level3(const loader &l, const back &b,
+                                                    const walk_args &g) {
     if (!b.tower || b.at < 0 || b.at >= b.w.count) return;
     int odd = l.quad & 1;
-    uint4 mine = odd ? sum[1] : sum[0], other = shuffle4(odd ? sum[0] : sum[1], 8);
+    uint4 mine = odd ? l.sum[1] : l.sum[0], other = shuffle4(odd ? l.sum[0] : l.sum[1], 8);
     int chunk = b.w.first + b.at;
     if (WALK_ROWS * chunk + 4 * (l.quad & ~1) >= g.a.length) return;
     *(uint4 *)(b.tower + (uint64_t)(uint32_t)chunk * (WALK_ROWS / 8 * WALK_D)) = add8(mine, other);
 }
 
+static __device__ __forceinline__ void next_slot(uint32_t &at, uint32_t bytes, uint32_t begin,
+                                                 uint32_t end) {
+    at += bytes;
+    if (at == end) at = begin;
+}
+
 template <int MODE>
-static __device__ __forceinline__ void load_all(uint32_t ring, uint32_t full, uint32_t done,
-                                                const walk_args &g) {
+static __device__ __forceinline__ void load_all(uint32_t base, const walk_args &g) {
     using G = groups<MODE, 1>;
     loader l;
     find_loader(l);
@@ -132,21 +151,28 @@ static __device__ __forceinline__ void load_all(uint32_t ring, uint32_t full, ui
     start_walk(f.w, -1), start_walk(b.w, -1);
     f.at = b.at = -1;
     f.row_k = 8 * g.a.fk.row, f.row_v = 8 * g.a.fv.row;
-    int more = 1, leader = threadIdx.x % 32 == 0;
+    const uint32_t sums = base + AT_COARSE, out = base + AT_OUT;
+    uint32_t to = base, fine = base, coarse = sums;
+    int more = 1;
     for (uint32_t n = 0;; n++) {
-        if (more) more = next_load(f, l, g);
+        if (more) more = next_load<G::CAUSAL>(f, l, g);
         if (more) {
-            if (n >= SLOTS) barrier_wait(done + 8 * (n % SLOTS), (n / SLOTS - 1) & 1);
-            load_slot<G::CAUSAL>(ring + n % SLOTS * SLOT_BYTES, l, f, g);
+            if (n >= FINE_SLOTS) wait_load(base + AT_DONE, n - FINE_SLOTS);
+            load_slot(to, l, f, g);
+            next_slot(to, FINE_BYTES, base, sums);
         }
         copies_commit();
         if (n < AHEAD) continue;
-        copies_wait<AHEAD>();
-        if (!next_arrived(b, l, g)) break;
-        uint32_t slot = (n - AHEAD) % SLOTS;
-        if (G::COARSE) raise_slot(ring + slot * SLOT_BYTES, l, b, g);
+        copies_wait();
+        if (!next_arrived<G::CAUSAL>(b, l, g)) break;
+        uint32_t arrived = n - AHEAD;
+        if (arrived >= COARSE_SLOTS) wait_load(base + AT_DONE, arrived - COARSE_SLOTS);
+        if (G::COARSE) raise_chunk(fine, coarse, l);
         __syncwarp();
-        if (leader) barrier_arrive(full + 8 * slot);
+        barrier_arrive(barrier_of(base + AT_FULL, arrived));
+        if (G::COARSE) store_level3(l, b, g);
+        next_slot(fine, FINE_BYTES, base, sums);
+        next_slot(coarse, COARSE_BYTES, sums, out);
     }
 }
 
@@ -160,47 +186,49 @@ struct visits {
     const char *q;
 };
 
+template <int CAUSAL>
 static __device__ __forceinline__ int next_visit(visits &v, const walk_args &g, int row, int t) {
     v.at += TEAMS;
     if (v.at < v.w.count) return 1;
     do {
-        v.at -= v.w.count, v.before += v.w.count + 2;
+        v.at -= v.w.count, v.before += v.w.count + 2 - CAUSAL;
         if (!next_stretch(v.w, g)) return 0;
-        v.before -= v.w.joined;
+        v.before -= first_load<CAUSAL>(v.w) + 1;
     } while (v.at >= v.w.count);
     v.q = walk_row(g.a.fq, v.w.sequence, v.w.head, row) + 16 * t;
     return 1;
 }
 
 struct results {
-    char *z;     /* columns 8 (t & 1) + 4 (t >> 1) of row g of the tile */
-    float *lse;  /* row g (t = 0) or g + 8 */
-    bf16 *tower; /* level 3 of q, lanes of rows 0 and 1 */
+    char *z;     /* 16 bytes of row lane / 8 of the tile */
+    float *lse;  /* the lane's first row (t = 0) or its second */
+    bf16 *tower; /* level 3 of q, lanes of g = 0 and 4 */
 };
 
 static __device__ __forceinline__ void find_results(results &r, const visits &v, const walk_args &g,
                                                     int warp, int lane) {
     const hti_hier_args &a = g.a;
-    int t = lane & 3, row = 16 * warp + (lane >> 2);
-    r.z = walk_row(a.fz, v.w.sequence, v.w.head, row) + 2 * (8 * (t & 1) + 4 * (t >> 1));
+    int t = lane & 3;
+    r.z = walk_row(a.fz, v.w.sequence, v.w.head, 16 * warp + (lane >> 3)) + 16 * (lane & 7);
     r.lse = nullptr, r.tower = nullptr;
     if (a.flse && t < 2)
-        r.lse = a.flse + v.w.head * a.flse_head + (int64_t)v.w.sequence * a.length + row + 8 * t;
-    if (a.stages > 1 && lane < 8)
+        r.lse = a.flse + v.w.head * a.flse_head + (int64_t)v.w.sequence * a.length + 16 * warp +
+                row_of((lane >> 2) + 8 * t);
+    if (a.stages > 1 && (lane & 12) == 0)
         r.tower = a.tq[1] +
-                  (walk_tower(g, v.w.sequence, v.w.head) + 2 * warp + (lane >> 2)) * WALK_D + 8 * t;
+                  (walk_tower(g, v.w.sequence, v.w.head) + 2 * warp + (lane >> 4)) * WALK_D + 8 * t;
 }
 
+/* other: rows from a lane's first row to its second, 1 or -1 */
 static __device__ __forceinline__ void fetch_queries(uint4 raw[4], const visits &v,
-                                                     const walk_args &g, int row) {
-    int chunk = v.w.first + v.at;
-    uint32_t step = 8 * g.a.fq.row;
-    const char *from = v.q + (uint64_t)(uint32_t)chunk * (WALK_ROWS * step);
+                                                     const walk_args &g, int row, int other) {
+    int chunk = v.w.first + v.at, step = 8 * g.a.fq.row;
+    const char *from = v.q + (uint64_t)(uint32_t)chunk * (WALK_ROWS * (uint32_t)step);
     int left = g.a.length - WALK_ROWS * chunk - row;
 #pragma unroll
-    for (int h = 0; h < 2; h++, from += 8 * step) {
+    for (int h = 0; h < 2; h++, from += other * step) {
         raw[2 * h] = raw[2 * h + 1] = make_uint4(0, 0, 0, 0);
-        if (left <= 8 * h) continue;
+        if (left <= (h ? other : 0)) continue;
         raw[2 * h] = __ldg((const uint4 *)from);
         raw[2 * h + 1] = __ldg((const uint4 *)(from + 64));
     }
@@ -216,54 +244,83 @@ static __device__ __forceinline__ void settle_queries(frag<WALK_D> &q, const uin
     }
 }
 
-/* Level 3 of q into the tower: lanes of row 0 write the first cluster, of row 1 the second. */
+/* Queries one level up, of siblings in one lane: every row gets its cluster's. */
 template <int MODE>
-static __device__ __forceinline__ void store_queries3(bf16 *to, frag<WALK_D> &q2, int there,
-                                                      int lane) {
-    frag<WALK_D> q3;
-    float n[2] = {1, 1};
-    raise_queries<WALK_D, 1, MODE>(q3, q2, n, 16, lane);
-    if (lane >= 8 || !there) return;
-    int h = lane >> 2;
+static __device__ __forceinline__ void join_queries(frag<WALK_D> &up, const frag<WALK_D> &q,
+                                                    int lane) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t x[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) x[j] = h ? q3.at(1, 4 * i + j) : q3.at(0, 4 * i + j);
-        *(uint4 *)(to + 32 * i) = make_uint4(x[0], x[1], x[2], x[3]);
+    for (int i = 0; i < WALK_D / 8; i++) {
+        uint32_t lo = q.a[i / 2][2 * (i % 2)], hi = q.a[i / 2][2 * (i % 2) + 1];
+        uint32_t x = MODE == MEAN ? add2(lo, hi) : lane & 16 ? hi : lo; /* row_of */
+        up.lo(i) = x, up.hi(i) = x;
     }
 }
 
-static __device__ __forceinline__ void store_global2(char *at, uint32_t x, uint32_t y) {
-    asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(at), "r"(x), "r"(y) : "memory");
+/* The levels above: the other half of a cluster is a step of lanes away. */
+template <int MODE>
+static __device__ __forceinline__ void join_lanes(frag<WALK_D> &up, const frag<WALK_D> &q, int step,
+                                                  int lane) {
+#pragma unroll
+    for (int i = 0; i < WALK_D / 8; i++) {
+        uint32_t mine = q.a[i / 2][2 * (i % 2)];
+        uint32_t x = MODE == MEAN ? add2(mine, __shfl_xor_sync(~0u, mine, step))
+                                  : __shfl_sync(~0u, mine, lane & ~step);
+        up.lo(i) = x, up.hi(i) = x;
+    }
+}
+
+/* Level 3 of q into the tower: lanes of g = 0 write the first cluster, of g = 4 the second. */
+template <int MODE>
+static __device__ __forceinline__ void store_queries3(bf16 *to, const frag<WALK_D> &q2, int there,
+                                                      int lane) {
+    frag<WALK_D> q3;
+    join_lanes<MODE>(q3, q2, 8, lane);
+    if (lane & 12 || !there) return;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        *(uint4 *)(to + 32 * i) =
+            make_uint4(q3.lo(4 * i), q3.lo(4 * i + 1), q3.lo(4 * i + 2), q3.lo(4 * i + 3));
+}
+
+/* A tile's result goes out by way of shared memory, so that whole rows are written. */
+struct way_out {
+    uint32_t put, get[2]; /* where a lane puts its share, and finds rows lane / 8 and four on */
+};
+
+static __device__ __forceinline__ void find_way_out(way_out &w, uint32_t tile, int lane) {
+    w.put = tile + 2 * rows<WALK_D>::at(row_of(lane & 15), lane >> 4);
+    w.get[0] = tile + 2 * rows<WALK_D>::at(lane >> 3, lane & 7);
+    w.get[1] = tile + 2 * rows<WALK_D>::at((lane >> 3) + 4, lane & 7);
 }
 
 /* left: rows from the lane's first on */
 static __device__ __forceinline__ void store_values(char *z, const float o[WALK_D / 8][4],
-                                                    const float l[2], uint32_t step, int left,
-                                                    int odd) {
+                                                    const float l[2], const way_out &w,
+                                                    uint32_t step, int left) {
+    float inv[2];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float inv = l[h] != 0 ? __fdividef(1, l[h]) : 0;
-        uint32_t x[WALK_D / 8], y[WALK_D / 16];
+    for (int h = 0; h < 2; h++) inv[h] = l[h] != 0 ? __fdividef(1, l[h]) : 0;
 #pragma unroll
-        for (int i = 0; i < WALK_D / 8; i++) x[i] = pack2(o[i][2 * h] * inv, o[i][2 * h + 1] * inv);
+    for (int c = 0; c < WALK_D / 8; c += 2)
+        asm volatile(
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(w.put ^ (16 * c)),
+            "r"(pack2(o[c][0] * inv[0], o[c][1] * inv[0])),
+            "r"(pack2(o[c][2] * inv[1], o[c][3] * inv[1])),
+            "r"(pack2(o[c + 1][0] * inv[0], o[c + 1][1] * inv[0])),
+            "r"(pack2(o[c + 1][2] * inv[1], o[c + 1][3] * inv[1]))
+            : "memory");
+    __syncwarp();
 #pragma unroll
-        for (int i = 0; i < WALK_D / 16; i++) /* with the neighbour: 8 bytes each */
-            y[i] = __shfl_xor_sync(~0u, odd ? x[2 * i] : x[2 * i + 1], 1);
-        if (left > 8 * h) {
-            char *to = z + h * (8 * (uint64_t)step);
-#pragma unroll
-            for (int i = 0; i < WALK_D / 16; i++)
-                store_global2(to + 32 * i, odd ? y[i] : x[2 * i], odd ? x[2 * i + 1] : y[i]);
-        }
+    for (int j = 0; j < 4; j++) {
+        uint4 x = shared_load4(w.get[j & 1] + (j >> 1) * EIGHT);
+        if (left > 4 * j) *(uint4 *)(z + 4 * j * (uint64_t)step) = x;
     }
+    __syncwarp();
 }
 
 static __device__ __forceinline__ void store_lse(float *to, const float m[2], const float l[2],
                                                  const visits &v, const walk_args &g, int row,
                                                  int t) {
-    row += 8 * t;
     if (t > 1 || row >= g.a.length) return;
     float top = t ? m[1] : m[0], sum = t ? l[1] : l[0];
     float lse = sum != 0 ? (top + __log2f(sum)) * g.unit : HTI_NEG_INF;
@@ -274,32 +331,33 @@ static __device__ __forceinline__ void store_lse(float *to, const float m[2], co
 }
 
 /* The tile's place and what it sees; step: load of the left neighbour's chunk. */
-static __device__ __forceinline__ void find_tile(walk_tile &w, uint32_t ring, uint32_t step,
+static __device__ __forceinline__ void find_tile(walk_tile &w, uint32_t base, uint32_t step,
                                                  int chunk, const walk_args &g) {
-    w.left = ring + step % SLOTS * SLOT_BYTES;
-    w.own = ring + (step + 1) % SLOTS * SLOT_BYTES;
-    w.right = ring + (step + 2) % SLOTS * SLOT_BYTES;
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        w.fine[i] = base + (step + i) % FINE_SLOTS * FINE_BYTES;
+        w.coarse[i] = base + AT_COARSE + (step + i) % COARSE_SLOTS * COARSE_BYTES;
+    }
     w.first = WALK_ROWS * chunk;
     w.ragged = g.a.length % WALK_ROWS != 0 && w.first + 2 * WALK_ROWS > g.a.length;
     w.edge = chunk == 0 || chunk == g.chunks - 1 || w.ragged;
 }
 
-/* Waits until a load has arrived; after: the load SLOTS after the last one waited for. They arrive
- * in order, and a barrier tells a phase from the next one only: none of its phases may be left out.
- */
-static __device__ __forceinline__ void wait_load(uint32_t full, uint32_t &after, uint32_t load) {
-    for (; after < load; after += SLOTS)
-        barrier_wait(full + 8 * (after % SLOTS), after / SLOTS & 1);
-    barrier_wait(full + 8 * (load % SLOTS), load / SLOTS & 1);
-    after = load + SLOTS;
+/* The loads that nobody needs after this visit: the left neighbour, and at the end of a stretch
+ * what is nobody's left neighbour. */
+template <int CAUSAL>
+static __device__ __forceinline__ void release(uint32_t done, const visits &v, uint32_t step) {
+    barrier_arrive(barrier_of(done, step));
+    if (v.at < v.w.count - 1) return;
+    barrier_arrive(barrier_of(done, step + 1));
+    if (!CAUSAL && v.w.at >= v.w.end) barrier_arrive(barrier_of(done, step + 2));
 }
 
 template <int MODE>
-static __device__ __forceinline__ void attend_all(uint32_t ring, uint32_t full, uint32_t done,
-                                                  const walk_args &g, int team) {
+static __device__ __forceinline__ void attend_all(uint32_t base, const walk_args &g, int team) {
     using G = groups<MODE, 1>;
     const hti_hier_args &a = g.a;
-    int lane = threadIdx.x % 32, t = lane & 3;
+    int lane = threadIdx.x % 32, t = lane & 3, other = lane & 16 ? -1 : 1; /* row_of */
     walk_tile w;
     w.warp = warp_index() % 4, w.length = a.length;
     lanes<WALK_D> l;
@@ -311,53 +369,48 @@ static __device__ __forceinline__ void attend_all(uint32_t ring, uint32_t full, 
         asm volatile("" : "+r"(offset[c])); /* once, not per use */
     }
     asm volatile("" : "+r"(l.key[0]), "+r"(l.key[1]));
+    way_out out;
+    find_way_out(out, base + AT_OUT + (4 * team + w.warp) * TILE_BYTES, lane);
     visits next;
     start_walk(next.w, 0);
-    next.at = team - TEAMS, next.before = -2;
-    int row = 16 * w.warp + (lane >> 2), more = next_visit(next, g, row, t), seen = -1;
-    uint32_t arrived = 0;
+    next.at = team - TEAMS, next.before = G::CAUSAL - 2;
+    int row = 16 * w.warp + row_of(lane >> 2), seen = -1;
+    int more = next_visit<G::CAUSAL>(next, g, row, t);
     uint4 raw[4];
     results r;
-    if (more) fetch_queries(raw, next, g, row);
+    if (more) fetch_queries(raw, next, g, row, other);
     while (more) {
         visits v = next;
         if (v.before != seen) find_results(r, v, g, w.warp, lane), seen = v.before;
         frag<WALK_D> q;
         settle_queries(q, raw, a.zero);
-        uint32_t step = v.before + v.at, at[G::ALL];
-        uint32_t chunk = v.w.first + v.at;
-        find_tile(w, ring, step, chunk, g);
+        uint32_t step = v.before + v.at, chunk = v.w.first + v.at, at[G::ALL];
+        find_tile(w, base, step, chunk, g);
         find_groups<MODE>(at, w);
-        wait_load(full, arrived, step + 2);
+        wait_load(base + AT_FULL, step + 2 - G::CAUSAL);
         float x[G::ALL][4], o[WALK_D / 8][4], m[2], sum[2];
         scores<MODE>(x, at, 0, G::FINE, q, l);
         if constexpr (G::COARSE != 0) {
             frag<WALK_D> q1, q2;
-            float n[2] = {1, 1};
-            raise_queries<WALK_D, 1, MODE>(q1, q, n, 4, lane);
+            join_queries<MODE>(q1, q, lane);
             scores<MODE>(x, at, G::FINE, G::COARSE, q1, l);
-            raise_queries<WALK_D, 1, MODE>(q2, q1, n, 8, lane);
+            join_lanes<MODE>(q2, q1, 4, lane);
             scores<MODE>(x, at, G::FINE + G::COARSE, G::COARSE, q2, l);
             if (a.stages > 1)
                 store_queries3<MODE>(r.tower + (uint64_t)chunk * (WALK_ROWS / 8 * WALK_D), q2,
-                                     w.first + 16 * w.warp + 8 * (lane >> 2) < a.length, lane);
+                                     w.first + 16 * w.warp + 8 * (lane >> 4) < a.length, lane);
         }
-        more = next_visit(next, g, row, t);
-        if (more) fetch_queries(raw, next, g, row);
+        more = next_visit<G::CAUSAL>(next, g, row, t);
+        if (more) fetch_queries(raw, next, g, row, other);
         hide_unseen<MODE>(x, w, lane);
         weigh_all<MODE>(x, m, sum, a.factor, w, t);
         take_values<MODE>(o, x, at, offset, lane);
         __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(done + 8 * (step % SLOTS));
-            if (v.at == v.w.count - 1) { /* the last two are nobody's left neighbour */
-                barrier_arrive(done + 8 * ((step + 1) % SLOTS));
-                if (v.w.at >= v.w.end) barrier_arrive(done + 8 * ((step + 2) % SLOTS));
-            }
-        }
-        store_values(r.z + (uint64_t)chunk * (WALK_ROWS * 8 * a.fz.row), o, sum, 8 * a.fz.row,
-                     a.length - w.first - row, t & 1);
-        store_lse(r.lse + w.first, m, sum, v, g, w.first + row, t);
+        release<G::CAUSAL>(base + AT_DONE, v, step);
+        store_values(r.z + (uint64_t)chunk * (WALK_ROWS * 8 * a.fz.row), o, sum, out, 8 * a.fz.row,
+                     a.length - w.first - 16 * w.warp - (lane >> 3));
+        store_lse(r.lse + w.first, m, sum, v, g,
+                  w.first + 16 * w.warp + row_of((lane >> 2) + 8 * t), t);
     }
 }
 #endif
@@ -366,11 +419,12 @@ template <int MODE>
 __global__ void __launch_bounds__(WALK_THREADS, 1) hier_walk(const __grid_constant__ walk_args g) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(1024) char shared_bytes[];
-    uint32_t ring = shared_address(shared_bytes), full = ring + SLOTS * SLOT_BYTES,
-             done = full + 8 * SLOTS;
+    uint32_t base = shared_address(shared_bytes);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < SLOTS; i++)
-            barrier_make(full + 8 * i, WALK_LOADERS / 32), barrier_make(done + 8 * i, 4);
+        for (int i = 0; i < BARRIERS; i++) {
+            barrier_make(base + AT_FULL + 8 * i, WALK_LOADERS);
+            barrier_make(base + AT_DONE + 8 * i, TEAM);
+        }
         barriers_made();
     }
     __syncthreads();
@@ -378,14 +432,14 @@ __global__ void __launch_bounds__(WALK_THREADS, 1) hier_walk(const __grid_consta
     int team = warp_index() / 4;
     if (team == 0) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
 #endif
-        load_all<MODE>(ring, full, done, g);
+        load_all<MODE>(base, g);
     } else {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
         asm volatile("setmaxnreg.inc.sync.aligned.u32 144;");
 #endif
-        attend_all<MODE>(ring, full, done, g, team - 1);
+        attend_all<MODE>(base, g, team - 1);
     }
 #endif
 }
@@ -428,15 +482,18 @@ static __global__ void __launch_bounds__(64) hier_lift(hti_hier_args a) {
 
 /* ---- host ---- */
 
-/* Ranges per head: as few rounds of the grid as possible, each range with its two neighbours. */
+/* Ranges per head: as few rounds of the grid as possible, each range with its two neighbours. For
+ * each number of rounds the most ranges that they hold are looked at. */
 static void cut_work(walk_args *g, int processors) {
     int64_t all = (int64_t)g->chunks * g->a.sequences, best = INT64_MAX;
-    int heads = g->a.q_heads;
-    for (int64_t ranges = 1; ranges <= all && ranges <= 4 * processors; ranges++) {
-        int64_t rounds = (heads * ranges + processors - 1) / processors;
-        int64_t time = rounds * ((all + ranges - 1) / ranges + 2);
-        if (time < best) best = time, g->ranges = (int)ranges;
+    int heads = g->a.q_heads, fewest = (heads + processors - 1) / processors;
+    for (int rounds = fewest; rounds < fewest + 16; rounds++) {
+        int64_t n = (int64_t)rounds * processors / heads;
+        if (n > all) n = all;
+        int64_t time = rounds * ((all + n - 1) / n + 2);
+        if (time < best) best = time, g->ranges = (int)n;
     }
+    g->size = (int)(all / g->ranges), g->longer = (int)(all % g->ranges);
     g->items = g->ranges * heads;
 }
 

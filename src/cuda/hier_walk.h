@@ -1,5 +1,5 @@
 /*
- * Pieces of the walking forward kernel: who works on which rows, the ring of chunks, and the tile
+ * Pieces of the walking forward kernel: who works on which rows, the rings of chunks, and the tile
  * of 16 rows that a warp attends.
  */
 #ifndef HTI_HIER_WALK_H
@@ -8,21 +8,48 @@
 #include "cuda/barrier.h"
 #include "cuda/hier_stage.h"
 
-enum { WALK_D = HTI_WALK_DIM, WALK_ROWS = 64, SLOTS = 8, AHEAD = 2, TEAMS = 3 };
-enum { WALK_LOADERS = 128, WALK_THREADS = WALK_LOADERS + 128 * TEAMS };
+enum { WALK_D = HTI_WALK_DIM, WALK_ROWS = 64, AHEAD = 2, TEAMS = 3 };
+enum { WALK_LOADERS = 128, TEAM = 128, WALK_THREADS = WALK_LOADERS + TEAM * TEAMS };
 
-/* A slot of the ring: 64 rows of k, their sums of two and of four, then the same of v. Bytes. */
-enum { ROW_BYTES = 2 * WALK_D, SLOT_1 = 64 * ROW_BYTES, SLOT_2 = SLOT_1 + 32 * ROW_BYTES };
-enum { SLOT_V = SLOT_2 + 16 * ROW_BYTES, SLOT_BYTES = 2 * SLOT_V, EIGHT = 8 * ROW_BYTES };
-enum { WALK_SHARED = SLOTS * SLOT_BYTES + 2 * SLOTS * 8 };
+/* Two rings in shared memory: 64 rows of k, then of v; their sums of two and of four, of k, then of
+ * v. A chunk is in the second one only once it has arrived. Bytes. */
+enum { FINE_SLOTS = 8, COARSE_SLOTS = 6, ROW_BYTES = 2 * WALK_D, EIGHT = 8 * ROW_BYTES };
+enum { FINE_V = 64 * ROW_BYTES, FINE_BYTES = 2 * FINE_V };
+enum { COARSE_2 = 32 * ROW_BYTES, COARSE_V = 48 * ROW_BYTES, COARSE_BYTES = 2 * COARSE_V };
+enum { TILE_BYTES = 16 * ROW_BYTES }; /* a tile's result on its way out */
+/* Barriers go by the number of a load: its rows and sums are there; nobody needs them any more. A
+ * team's next load is at most 9 after its last (three stretches of one chunk), so that none of a
+ * barrier's phases is left out. */
+enum { BARRIERS = 16 };
+enum { AT_COARSE = FINE_SLOTS * FINE_BYTES, AT_OUT = AT_COARSE + COARSE_SLOTS * COARSE_BYTES };
+enum { AT_FULL = AT_OUT + 4 * TEAMS * TILE_BYTES, AT_DONE = AT_FULL + 8 * BARRIERS };
+enum { WALK_SHARED = AT_DONE + 8 * BARRIERS };
 
 struct walk_args {
     hti_hier_args a;
-    int chunks;        /* of 64 rows, of a sequence */
-    int ranges, items; /* all chunks of a head are cut into ranges; an item is a range of a head */
-    float unit;        /* of the lse to write, in log2 units */
-    ht_tensor lse;     /* the caller's, if there is but one stage; else data is NULL */
+    int chunks; /* of 64 rows, of a sequence */
+    /* all chunks of a head are cut into ranges of `size`, the first `longer` of one more; an item
+     * is a range of a head */
+    int ranges, size, longer, items;
+    float unit;    /* of the lse to write, in log2 units */
+    ht_tensor lse; /* the caller's, if there is but one stage; else data is NULL */
 };
+
+/* The row of a tile that is row m (0 ... 15) of the products: m and m + 8 are siblings, so that
+ * coarse queries are the same in both halves of a lane's registers. Eight of them in a row end on
+ * eight different numbers: no two meet in a bank. */
+static __device__ __forceinline__ int row_of(int m) {
+    return 2 * (m & 7) + ((m >> 2 ^ m >> 3) & 1);
+}
+
+/* Load n's barrier; first: that of load 0. */
+static __device__ __forceinline__ uint32_t barrier_of(uint32_t first, uint32_t n) {
+    return first + 8 * (n % BARRIERS);
+}
+
+static __device__ __forceinline__ void wait_load(uint32_t first, uint32_t n) {
+    barrier_wait(barrier_of(first, n), n / BARRIERS & 1);
+}
 
 /* ---- who works on what ---- */
 
@@ -36,16 +63,16 @@ struct walk {
 
 static __device__ __forceinline__ int next_stretch(walk &w, const walk_args &g) {
     w.joined = w.at < w.end;
-    while (w.at >= w.end) {
+    w.sequence++, w.first = 0;
+    if (!w.joined) {
         w.item += gridDim.x;
         if (w.item >= g.items) return 0;
-        int range = w.item / g.a.q_heads;
-        int64_t all = (int64_t)g.chunks * g.a.sequences;
+        int range = w.item / g.a.q_heads, more = range < g.longer;
         w.head = w.item - range * g.a.q_heads;
-        w.at = (int)(range * all / g.ranges), w.end = (int)((range + 1) * all / g.ranges);
+        w.at = range * g.size + (more ? range : g.longer), w.end = w.at + g.size + more;
+        w.sequence = w.at / g.chunks;
+        w.first = w.at - w.sequence * g.chunks;
     }
-    w.sequence = w.at / g.chunks;
-    w.first = w.at - w.sequence * g.chunks;
     int left = g.chunks - w.first, wanted = w.end - w.at;
     w.count = left < wanted ? left : wanted;
     w.at += w.count;
@@ -67,8 +94,8 @@ static __device__ __forceinline__ int64_t walk_tower(const walk_args &g, int seq
     return head * g.a.tower[1] + (int64_t)sequence * ((g.a.length + 7) / 8);
 }
 
-template <int N> static __device__ __forceinline__ void copies_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+static __device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"((int)AHEAD) : "memory");
 }
 
 /* ---- a tile of 16 rows ---- */
@@ -76,9 +103,9 @@ template <int N> static __device__ __forceinline__ void copies_wait() {
 /* A tile's place: its warp (0 ... 3) in the chunk, addresses of the three slots it sees, and the
  * sequence around it. */
 struct walk_tile {
-    uint32_t left, own, right;
-    int warp, first, length; /* first row of the chunk; rows of the sequence */
-    int edge, ragged;        /* at an end of the sequence; an end that cuts clusters */
+    uint32_t fine[3], coarse[3]; /* left, own, right */
+    int warp, first, length;     /* first row of the chunk; rows of the sequence */
+    int edge, ragged;            /* at an end of the sequence; an end that cuts clusters */
 };
 
 template <int MODE>
@@ -87,14 +114,16 @@ static __device__ __forceinline__ void find_groups(uint32_t at[], const walk_til
 #pragma unroll
     for (int i = 0; i < G::FINE; i += 2) {
         int block = w.warp + i / 2 - 1;
-        at[i] = block < 0 ? w.left + 6 * EIGHT : block > 3 ? w.right : w.own + block * 2 * EIGHT;
+        at[i] = block < 0   ? w.fine[0] + 6 * EIGHT
+                : block > 3 ? w.fine[2]
+                            : w.fine[1] + block * 2 * EIGHT;
         at[i + 1] = at[i] + EIGHT;
     }
     if (!G::COARSE) return;
     int low = w.warp < 2, half1 = w.warp & 1;
-    uint32_t left1 = low ? w.left + (SLOT_1 + 2 * EIGHT) : w.own + SLOT_1;
-    uint32_t right1 = low ? w.own + (SLOT_1 + 2 * EIGHT) : w.right + SLOT_1;
-    uint32_t left2 = w.left + SLOT_2, right2 = w.right + SLOT_2;
+    uint32_t left1 = low ? w.coarse[0] + 2 * EIGHT : w.coarse[1];
+    uint32_t right1 = low ? w.coarse[1] + 2 * EIGHT : w.coarse[2];
+    uint32_t left2 = w.coarse[0] + COARSE_2, right2 = w.coarse[2] + COARSE_2;
     constexpr int AT1 = G::FINE, AT2 = G::FINE + G::COARSE;
     at[AT1] = left1, at[AT1 + 1] = G::CAUSAL || half1 ? left1 + EIGHT : right1;
     at[AT2] = left2, at[AT2 + 1] = G::CAUSAL || !low ? left2 + EIGHT : right2;
@@ -148,11 +177,11 @@ static __device__ __forceinline__ void hide_unseen(float x[][4], const walk_tile
 #pragma unroll
         for (int b = 0; b < G::ALL; b++) {
             int c = first_cluster<MODE>(b, w), level = G::level(b);
-            int row = w.first + 16 * w.warp + g;
+            int row = w.first + 16 * w.warp;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 int n = rows_in(c + 2 * t + (e & 1), level, w.length);
-                int m = rows_in((row + 8 * (e >> 1)) >> level, level, w.length);
+                int m = rows_in((row + row_of(g + 8 * (e >> 1))) >> level, level, w.length);
                 if (MODE != MEAN || m == 0) m = 1 << level;
                 float whole = (float)(1 << (2 * level));
                 x[b][e] = n ? x[b][e] * __fdividef(whole, (float)(n * m)) : HTI_NEG_INF;
@@ -164,7 +193,7 @@ static __device__ __forceinline__ void hide_unseen(float x[][4], const walk_tile
         for (int b = 2; b < 4; b++) {
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                if (8 * (b & 1) + 2 * t + (e & 1) > g + 8 * (e >> 1)) x[b][e] = HTI_NEG_INF;
+                if (8 * (b & 1) + 2 * t + (e & 1) > row_of(g + 8 * (e >> 1))) x[b][e] = HTI_NEG_INF;
         }
         if (G::COARSE) {
             if (!(w.warp & 1)) hide(x[G::FINE + 1], 1, 1);
@@ -238,7 +267,7 @@ static __device__ __forceinline__ void take_values(float o[WALK_D / 8][4], const
     for (int i = 0; i < WALK_D / 8; i++) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
 #pragma unroll
     for (int b = 0; b < G::ALL; b += 2) {
-        uint32_t from = (lane & 8 ? at[b + 1] : at[b]) + SLOT_V;
+        uint32_t from = (lane & 8 ? at[b + 1] : at[b]) + (b < G::FINE ? FINE_V : COARSE_V);
         add_values<WALK_D>(o, x + b, from, offset);
     }
 }
