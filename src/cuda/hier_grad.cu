@@ -351,10 +351,8 @@ static __device__ __forceinline__ void work_rows(ring &r, const grad_args &args,
         if (has_up) add_parents(x, ones, r.up[i % PARENTS][ROLE == DQ ? 0 : 1], lane);
         if (has_up && ROLE == DKV) add_parents(v, ones, r.up[i % PARENTS][2], lane);
         send_results<ROLE>(r, args, x, v, i, STEP * step + 16 * tile, head, sequence, tile, lane);
-        if (lane == 0) {
-            if (ROLE == DQ) tiles_read();
-            arrive(&r.done);
-        }
+        if (ROLE == DQ && lane == 0) tiles_read();
+        arrive(&r.done);
         if (++step == steps) step = 0, sequence++;
         if (++kept == COARSE) kept = 0;
     }

@@ -53,7 +53,7 @@ static __device__ __forceinline__ int coarse_at(int i) { return FINE_GROUPS + 6 
 
 /* There is none for all: who is done with a step begins the next one, while others are at work on
  * their last levels. */
-enum { LOADERS = 4, WORKERS = 2 * TILES }; /* warps */
+enum { LOADERS = 128, WORKERS = 64 * TILES }; /* threads */
 
 static __device__ __forceinline__ void make_barriers(ring &r) {
     for (int i = 0; i < FINE; i++) barrier_make(shared_address(&r.full[i]), LOADERS + 1);
@@ -62,7 +62,7 @@ static __device__ __forceinline__ void make_barriers(ring &r) {
     barriers_made();
 }
 
-/* All of a warp so far; one lane. */
+/* What this thread has done so far. */
 static __device__ __forceinline__ void arrive(const uint64_t *b) {
     barrier_arrive(shared_address(b));
 }
@@ -257,8 +257,7 @@ template <int BASE>
 static __device__ __forceinline__ void write_numbers(ring &r, float m, float h, int i, int me) {
     if (BASE) m = m > HTI_NEG_INF ? m * HTI_LOG2E : HTI_POS_INF; /* lse, natural units */
     if (me < STEP) (&r.n[fine_at(i)][0])[me] = make_float2(m, h);
-    __syncwarp();
-    if (me % 32 == 0) arrive(&r.full[i % FINE]);
+    arrive(&r.full[i % FINE]);
 }
 
 /* Steps 0, 1 and 2 of the ring: the one before the walk's first, the first, the next. At the ends
@@ -294,8 +293,7 @@ static __device__ __forceinline__ void bring_rows(ring &r, const grad_args &g, i
         float m = *b.m, h = *b.h; /* on their way while the levels are added up */
         rows_wait(r, i + 1);
         raise_step(r, i + 1, mean, me);
-        __syncwarp();
-        if (me % 32 == 0) arrive(&r.levels);
+        arrive(&r.levels);
         if (i < last) write_numbers<BASE>(r, m, h, i + 2, me);
         if (has_up && i == 1) {
             chain_wait(); /* for the gradients of the stage above */
