@@ -45,6 +45,7 @@ typedef struct hti_hier_args {
     /* the walking forward: out, and [q_heads][rows] the lse (log2 units) of levels 0 to 2 */
     hti_flat fout;
     float *lse0;
+    int ranges; /* that the rows of a head were cut into, over all sequences */
 
     /* backward; stage 0 of th is [q_heads][rows] */
     ht_tensor dout, dlse, dq, dk, dv;
@@ -93,6 +94,9 @@ ht_status hti_hier_backward(ht_context *ctx, const hti_attention_call *call);
 int hti_walk_takes(const ht_context *ctx, const hti_hier_args &args);
 ht_status hti_walk_base(ht_context *ctx, const hti_hier_args &args);
 ht_status hti_walk_lift(ht_context *ctx, const hti_hier_args &args);
+ht_status hti_walk_join(ht_context *ctx, const hti_hier_args &args);
+/* Ranges that the walking kernel cuts the rows of a head into, over all sequences. */
+int hti_walk_ranges(const ht_context *ctx, const hti_hier_args &args);
 
 /* Query mode fine, forward only; saved is lse alone, as the generic backward wants it. */
 int hti_fine_plans(const ht_attention_desc *desc);

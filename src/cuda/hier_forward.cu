@@ -9,7 +9,7 @@
  * with the values; scores never leave registers. At the end the result of stage s+1 is merged in:
  * until then the stages run side by side.
  */
-#include "cuda/hier_stage.h"
+#include "cuda/hier_attend.h"
 
 /* ---- coarsening ---- */
 
@@ -129,172 +129,9 @@ template <int D> __global__ void hier_coarsen_up(hti_hier_args a) {
 
 /* ---- a stage ---- */
 
-/* The result of the stage above: rows g of a tile have one parent, rows g + 8 the next. */
-template <int D> struct parents {
-    uint32_t z[2][D / 8]; /* columns 8i + 2t, +1 */
-    float lse[2];
-};
-
-template <int D>
-static __device__ __forceinline__ void load_parents(parents<D> &up, const hti_hier_args &a,
-                                                    const place &p, int head, int warp, int t) {
-    int stage = a.stage + 1, row = (p.first + 16 * warp) / 8;
-    up.lse[0] = up.lse[1] = HTI_NEG_INF;
-    if (p.levels <= 3 * stage) return;
-    uint32_t at = (uint32_t)(head * a.tower[stage]) + row;
-    at += a.cu ? (uint32_t)hti_tower_at(a, 3 * stage, p.sequence, p.start)
-               : (uint32_t)(p.sequence * ((p.rows + 7) / 8));
-    const uint32_t *z = (const uint32_t *)a.tz[stage] + (uint64_t)at * (D / 2) + t;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (8 * (row + h) >= p.rows) continue;
-        up.lse[h] = a.tl[stage][at + h];
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) up.z[h][i] = z[h * (D / 2) + 4 * i];
-    }
-}
-
-/* A finished result enters as a state with sum 1. */
-template <int D>
-static __device__ __forceinline__ void merge_parents(state<D> &s, const parents<D> &up) {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (up.lse[h] == HTI_NEG_INF) continue;
-        float m = fmaxf(s.m[h], up.lse[h]), keep = exp2_fast(s.m[h] - m),
-              add = exp2_fast(up.lse[h] - m);
-        s.m[h] = m;
-        s.l[h] = fmaf(s.l[h], keep, add);
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) {
-            float2 z = unpack2(up.z[h][i]);
-            s.o[i][2 * h] = fmaf(s.o[i][2 * h], keep, z.x * add);
-            s.o[i][2 * h + 1] = fmaf(s.o[i][2 * h + 1], keep, z.y * add);
-        }
-    }
-}
-
-/* After the walking kernel stage 1 is the last: a warp's tile meets the 128 rows of level 0 below
- * it and goes into their results. One row of the tile in shared memory, padded against bank
- * conflicts: */
-enum { STASH_ROW = 144, STASH = 16 * STASH_ROW + 64 };
-
-template <int D>
-static __device__ __forceinline__ void stash_tile(char *stash, const state<D> &s, int lane) {
-    int g = lane >> 2, t = lane & 3;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int live = s.l[h] != 0;
-        float inv = live ? __fdividef(1, s.l[h]) : 0;
-#pragma unroll
-        for (int i = 0; i < D / 8; i++)
-            *(uint32_t *)(stash + (g + 8 * h) * STASH_ROW + 16 * i + 4 * t) =
-                pack2(s.o[i][2 * h] * inv, s.o[i][2 * h + 1] * inv);
-        if (t == 0)
-            ((float *)(stash + 16 * STASH_ROW))[g + 8 * h] =
-                live ? s.m[h] + __log2f(s.l[h]) : HTI_NEG_INF;
-    }
-    __syncwarp();
-}
-
-/* A row's weights of the two results, and its lse. */
-static __device__ __forceinline__ float share(float w[2], float lse0, float lse1) {
-    float m = fmaxf(lse0, lse1), base = m == HTI_NEG_INF ? 0 : m;
-    float x = exp2_fast(lse0 - base), y = exp2_fast(lse1 - base), sum = x + y;
-    float inv = sum != 0 ? __fdividef(1, sum) : 0;
-    w[0] = x * inv, w[1] = y * inv;
-    return (m + __log2f(sum)) * HTI_LN2;
-}
-
-/* first: row of level 3. A lane takes 16 bytes of every fourth row. */
-template <int D>
-static __device__ __forceinline__ void merge_tile(const char *stash, const hti_hier_args &a,
-                                                  const place &p, int first, int head, int lane) {
-    static_assert(D == 64, "");
-    constexpr int ROWS = 4; /* of level 3, at a time */
-    int ch = lane & 7, sub = lane >> 3, row = 8 * first + sub;
-    uint32_t step = 8 * a.fout.row;
-    int64_t at = head * a.rows + p.start + row;
-    char *out = a.fout.data +
-                (uint64_t)(p.sequence * a.fout.batch + head * a.fout.head + row * a.fout.row) * 8 +
-                16 * ch;
-    const float *lse1 = (const float *)(stash + 16 * STASH_ROW);
-#pragma unroll 1
-    for (int r = 0; r < 16; r += ROWS) {
-        uint4 x[2 * ROWS];
-        float lse0[2 * ROWS];
-#pragma unroll
-        for (int j = 0; j < 2 * ROWS; j++) {
-            int down = 8 * r + 4 * j, there = row + down < p.length;
-            x[j] = make_uint4(0, 0, 0, 0), lse0[j] = HTI_NEG_INF;
-            if (there) x[j] = *(const uint4 *)(out + (uint64_t)(uint32_t)down * step);
-            if (there) lse0[j] = a.lse0[at + down];
-        }
-#pragma unroll
-        for (int j = 0; j < 2 * ROWS; j++) {
-            int down = 8 * r + 4 * j;
-            float w[2], lse = share(w, lse0[j], lse1[r + j / 2]);
-            float one[8] = {0, 0, 0, 0, 0, 0, 0, 0}, two[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-            add_chunk(one, x[j]);
-            add_chunk(two, *(const uint4 *)(stash + (r + j / 2) * STASH_ROW + 16 * ch));
-#pragma unroll
-            for (int c = 0; c < 8; c++) one[c] = fmaf(one[c], w[0], two[c] * w[1]);
-            if (row + down >= p.length) continue;
-            *(uint4 *)(out + (uint64_t)(uint32_t)down * step) = pack8(one);
-            if (ch != 0) continue;
-            if (a.saved) a.saved[at + down] = lse;
-            if (a.lse.data)
-                ((float *)a.lse.data)[p.sequence * a.lse.batch_stride + head * a.lse.head_stride +
-                                      (int64_t)(row + down) * a.lse.row_stride] = lse;
-        }
-    }
-}
-
-/* A warp's tile of 16 rows: all scores of three levels, one softmax, one product with the values;
- * coarse queries are spread over the rows they stand for. */
-template <int D, int PLAIN, int MODE, int INNER, int BASE, int LAST>
-static __device__ __forceinline__ void
-attend_tile(const shared_rows<D> &sh, const hti_hier_args &a, const place &p, const frag<D> &q0,
-            const float n0[2], int head, int warp, int lane) {
-    using G = groups<MODE, BASE>;
-    int g = lane >> 2, t = lane & 3;
-    float x[G::ALL][4], n[2] = {n0[0], n0[1]};
-    sight<G::ALL> at;
-    find_sight<MODE, INNER, BASE>(at, p, warp);
-    lanes<D> l;
-    find_lanes(l, lane);
-    score<D, PLAIN, MODE, G::FINE>(x, at.at, sh, q0, n0, l, t);
-    if constexpr (G::COARSE != 0) {
-        constexpr int AT = G::FINE, AT2 = G::FINE + G::COARSE;
-        frag<D> q1, q2;
-        raise_queries<D, PLAIN, MODE>(q1, q0, n, 4, lane);
-        score<D, PLAIN, MODE, G::COARSE>(x + AT, at.at + AT, sh, q1, n, l, t);
-        raise_queries<D, PLAIN, MODE>(q2, q1, n, 8, lane);
-        score<D, PLAIN, MODE, G::COARSE>(x + AT2, at.at + AT2, sh, q2, n, l, t);
-    }
-    hide_unseen<MODE, INNER, BASE>(x, at, g, t);
-    float factor[3];
-#pragma unroll
-    for (int i = 0; i < 3; i++) factor[i] = PLAIN ? a.factor[i] : a.scale;
-    state<D> s;
-    soften<D, PLAIN, MODE, BASE>(x, s, at, sh, factor, a.whole[0], t);
-    chain_wait();
-    parents<D> up;
-    load_parents(up, a, p, head, warp, t);
-#pragma unroll
-    for (int i = 0; i < D / 8; i++) s.o[i][0] = s.o[i][1] = s.o[i][2] = s.o[i][3] = 0;
-    gather<D, G::ALL>(s.o, x, at, sh, lane);
-    merge_parents(s, up);
-    if constexpr (LAST) {
-        char *stash = (char *)&sh + sizeof sh + warp * STASH;
-        stash_tile(stash, s, lane);
-        merge_tile<D>(stash, a, p, p.first + 16 * warp, head, lane);
-    } else
-        store_tile<D, BASE>(s, a, p, n0, p.first + 16 * warp, head, lane);
-}
-
 /* PLAIN 1: the whole call is plain (no masks, all clusters whole); 0: a thread block inside its
- * sequence still is. LAST: the result goes into that of the walking kernel. */
-template <int D, int PLAIN, int MODE, int BASE, int LAST>
+ * sequence still is. */
+template <int D, int PLAIN, int MODE, int BASE>
 __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1) hier_stage(hti_hier_args a) {
     extern __shared__ __align__(128) char shared_bytes[];
     shared_rows<D> &sh = *(shared_rows<D> *)shared_bytes;
@@ -326,10 +163,12 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1) hier_stage(hti_hier_
     if (!plain) load_counts(sh, a, p, k);
     __syncthreads();
     if (p.first + 16 * warp >= p.rows) return;
+    state<D> s;
     if (inner)
-        attend_tile<D, 1, MODE, 1, BASE, LAST>(sh, a, p, q, n, head, warp, lane);
+        attend_tile<D, 1, MODE, 1, BASE>(s, sh, a, p, q, n, head, warp, lane);
     else
-        attend_tile<D, PLAIN, MODE, 0, BASE, LAST>(sh, a, p, q, n, head, warp, lane);
+        attend_tile<D, PLAIN, MODE, 0, BASE>(s, sh, a, p, q, n, head, warp, lane);
+    store_tile<D, BASE>(s, a, p, n, p.first + 16 * warp, head, lane);
 }
 
 /* ---- host ---- */
@@ -429,14 +268,9 @@ static ht_status run_stage(ht_context *ctx, const hti_hier_args &a) {
     dim3 grid = grid_heads(a, 3 * a.stage, CHUNK, a.q_heads);
     size_t shared = sizeof(shared_rows<D>);
     if (MODE >= LOCAL || a.stage == 0)
-        return launch_chained(ctx, hier_stage<D, PLAIN, MODE, 1, 0>, "hier_stage", grid, THREADS,
+        return launch_chained(ctx, hier_stage<D, PLAIN, MODE, 1>, "hier_stage", grid, THREADS,
                               shared, a);
-    if constexpr (D == HTI_WALK_DIM)
-        if (a.stage == 1 && a.fout.data)
-            return launch_chained(ctx, hier_stage<D, PLAIN, UP, 0, 1>, "hier_stage", grid, THREADS,
-                                  shared + WARPS * STASH, a);
-    return launch_chained(ctx, hier_stage<D, PLAIN, UP, 0, 0>, "hier_stage", grid, THREADS, shared,
-                          a);
+    return launch_chained(ctx, hier_stage<D, PLAIN, UP, 0>, "hier_stage", grid, THREADS, shared, a);
 }
 
 static hti_flat flat_of(const ht_tensor &t) {
@@ -485,17 +319,22 @@ template <int D> static ht_status coarsen_up(ht_context *ctx, hti_hier_args &a, 
     return HT_OK;
 }
 
-/* Stage 0 by the walking kernel: see hier_walk.cu. */
+/* Stage 0 by the walking kernel, stage 1 by the one that joins both: see hier_walk.cu and
+ * hier_join.cu. */
 template <int D> static ht_status run_walk(ht_context *ctx, hti_hier_args a) {
     hti_hier_set_stage(&a, 0);
     set_flats(&a, D);
     if (a.stages > 1) a.flse = a.lse0;
     a.fout = a.fz;
     TRY(hti_walk_base(ctx, a));
+    if (a.stages == 1) return HT_OK;
     if (a.stages > 2) TRY(hti_walk_lift(ctx, a));
     TRY(coarsen_up<D>(ctx, a, 4));
-    for (int s = a.stages - 1; s >= 1; s--) TRY(run_one<D>(ctx, a, s));
-    return HT_OK;
+    for (int s = a.stages - 1; s >= 2; s--) TRY(run_one<D>(ctx, a, s));
+    a.ranges = hti_walk_ranges(ctx, a);
+    hti_hier_set_stage(&a, 1);
+    set_flats(&a, D);
+    return hti_walk_join(ctx, a);
 }
 
 template <int D> static ht_status run_forward(ht_context *ctx, hti_hier_args a) {

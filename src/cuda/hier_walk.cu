@@ -7,7 +7,7 @@
  * levels 1, 2 (for a second ring) and 3 (for the tower); three teams of four warps attend levels 0
  * to 2 of every third chunk and write a result of their own, normalised, and its lse.
  * 2. the stages above, on the tower: see hier_forward.cu.
- * 3. merge  goes over the rows once more: the result of level 3 and up joins that of 0 to 2.
+ * 3. join   stage 1, whose result goes into the rows of level 0: see hier_join.cu.
  */
 #include "cuda/hier_walk.h"
 
@@ -444,42 +444,6 @@ __global__ void __launch_bounds__(WALK_THREADS, 1) hier_walk(const __grid_consta
 #endif
 }
 
-/* ---- the tower above level 3 ---- */
-
-/* Levels 6 and 9 from level 3: a thread block takes 64 rows of level 3 of a plane (a head of q, k
- * or v). grid: (planes, chunks, sequences) */
-static __global__ void __launch_bounds__(64) hier_lift(hti_hier_args a) {
-    __shared__ float sums[8][WALK_D];
-    int kv = blockIdx.x / (a.group + 2), part = blockIdx.x % (a.group + 2);
-    int is_q = part < a.group, head = is_q ? kv * a.group + part : kv;
-    int pick = is_q && a.query == HT_QUERY_FIRST, ch = threadIdx.x % 8, r = threadIdx.x / 8;
-    bf16 *const *tower = is_q ? a.tq : part == a.group ? a.tk : a.tv;
-    int n[4];
-    int64_t at[4];
-    for (int s = 1; s < 4; s++) {
-        n[s] = (int)hti_clusters(a.length, 3 * s);
-        at[s] = s < a.stages ? head * a.tower[s] + (int64_t)blockIdx.z * n[s] : 0;
-    }
-    int r6 = 8 * blockIdx.y + r;
-    chain_wait();
-    chain_next();
-    const uint4 *from = (const uint4 *)(tower[1] + (at[1] + 8 * r6) * WALK_D + 8 * ch);
-    uint4 x[8];
-    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        x[j] = 8 * r6 + j < n[1] && !(pick && j) ? from[j * (WALK_D / 8)] : make_uint4(0, 0, 0, 0);
-#pragma unroll
-    for (int j = 0; j < 8; j++) add_chunk(sum, x[j]);
-    if (r6 < n[2]) *(uint4 *)(tower[2] + (at[2] + r6) * WALK_D + 8 * ch) = pack8(sum);
-    if (a.stages < 4) return;
-    for (int c = 0; c < 8; c++) sums[r][8 * ch + c] = sum[c];
-    __syncthreads();
-    float all = sums[0][threadIdx.x];
-    for (int j = 1; j < 8 && !pick; j++) all += sums[j][threadIdx.x];
-    tower[3][(at[3] + blockIdx.y) * WALK_D + threadIdx.x] = __float2bfloat16(all);
-}
-
 /* ---- host ---- */
 
 /* Ranges per head: as few rounds of the grid as possible, each range with its two neighbours. For
@@ -495,6 +459,13 @@ static void cut_work(walk_args *g, int processors) {
     }
     g->size = (int)(all / g->ranges), g->longer = (int)(all % g->ranges);
     g->items = g->ranges * heads;
+}
+
+int hti_walk_ranges(const ht_context *ctx, const hti_hier_args &a) {
+    walk_args g = {};
+    g.a = a, g.chunks = (a.length + WALK_ROWS - 1) / WALK_ROWS;
+    cut_work(&g, hti_cuda_of(ctx)->processors);
+    return g.ranges;
 }
 
 int hti_walk_takes(const ht_context *ctx, const hti_hier_args &a) {
@@ -519,10 +490,4 @@ ht_status hti_walk_base(ht_context *ctx, const hti_hier_args &a) {
                                                            : hier_walk<FIRST>;
     dim3 grid((unsigned)(g.items < processors ? g.items : processors));
     return hti_cuda_launch(ctx, kernel, "hier_walk", grid, WALK_THREADS, WALK_SHARED, g);
-}
-
-ht_status hti_walk_lift(ht_context *ctx, const hti_hier_args &a) {
-    dim3 grid((unsigned)(a.q_heads + 2 * a.kv_heads),
-              (unsigned)((hti_clusters(a.length, 6) + 7) / 8), (unsigned)a.sequences);
-    return launch_chained(ctx, hier_lift, "hier_lift", grid, 64, 0, a);
 }
