@@ -61,6 +61,13 @@ HTI_FN int64_t hti_tower_at(const hti_hier_args &a, int level, int64_t sequence,
     return sequence * hti_clusters(a.length, level);
 }
 
+/* Whether the clusters of a stage are whole, and so is every block of its three levels that has a
+ * neighbour: of 8 keys side by side a tile then sees all or none. */
+static inline int hti_hier_whole(int64_t length, int stage) {
+    int64_t rows = length >> (3 * stage);
+    return rows << (3 * stage) == length && (rows % 64 == 0 || rows == 32 || rows == 16);
+}
+
 /* Columns that rows of head_dim have in the tuned kernels. */
 static inline int hti_hier_width(const ht_attention_desc *d) {
     return d->head_dim < 16 ? 16 : (int)d->head_dim;

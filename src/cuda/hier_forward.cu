@@ -129,7 +129,7 @@ template <int D> __global__ void hier_coarsen_up(hti_hier_args a) {
 
 /* ---- a stage ---- */
 
-/* PLAIN 1: the whole call is plain (no masks, all clusters whole); 0: a thread block inside its
+/* PLAIN 1: the whole call is plain (no masks, hti_hier_whole); 0: a thread block inside its
  * sequence still is. */
 template <int D, int PLAIN, int MODE, int BASE>
 __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1) hier_stage(hti_hier_args a) {
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1) hier_stage(hti_hier_
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         n[h] = plain ? 1 : count_of(a, p, x, p.first + row + 8 * h);
-        int there = n[h] > 0 && (D > 16 || 4 * t < dim);
+        int there = n[h] > 0 && p.first + 16 * warp < p.rows && (D > 16 || 4 * t < dim);
         load_row<D>(q, h, (const bf16 *)(x.data + (row + 8 * h) * x.step), t, there, a.zero);
     }
     load_chunk<D, groups<MODE, BASE>::CAUSAL>(sh, p, k, v, dim);
@@ -298,8 +298,7 @@ static void set_flats(hti_hier_args *a, int dim) {
 template <int D> static ht_status run_one(ht_context *ctx, hti_hier_args &a, int s) {
     hti_hier_set_stage(&a, s);
     set_flats(&a, D);
-    int plain =
-        !a.key_mask && !a.query_mask && !a.cu && a.length % ((int64_t)CHUNK << (3 * s)) == 0;
+    int plain = !a.key_mask && !a.query_mask && !a.cu && hti_hier_whole(a.length, s);
     if (a.local && a.causal)
         return (plain ? run_stage<D, 1, LOCAL_CAUSAL> : run_stage<D, 0, LOCAL_CAUSAL>)(ctx, a);
     if (a.local) return (plain ? run_stage<D, 1, LOCAL> : run_stage<D, 0, LOCAL>)(ctx, a);

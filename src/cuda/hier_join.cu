@@ -190,7 +190,7 @@ static __device__ __forceinline__ void attend_all(char *shared, char *stash, uin
         for (int h = 0; h < 2; h++) {
             count[h] = plain ? 1 : count_of(a, p, r.q, p.first + row + 8 * h);
             load_row<JOIN_D>(q, h, (const bf16 *)(r.q.data + (row + 8 * h) * r.q.step), t,
-                             count[h] > 0, a.zero);
+                             count[h] > 0 && p.first + 16 * warp < p.rows, a.zero);
         }
         copy_async_wait();
         attenders_meet(); /* nobody reads the rows of the item before */
@@ -407,7 +407,7 @@ ht_status hti_walk_lift(ht_context *ctx, const hti_hier_args &a) {
 
 ht_status hti_walk_join(ht_context *ctx, const hti_hier_args &a) {
     join_args g = {};
-    int processors = hti_cuda_of(ctx)->processors, plain = a.length % (8 * CHUNK) == 0;
+    int processors = hti_cuda_of(ctx)->processors, plain = hti_hier_whole(a.length, 1);
     g.a = a;
     g.chunks = (int)((hti_clusters(a.length, 3) + CHUNK - 1) / CHUNK);
     g.items = g.chunks * a.sequences * a.q_heads;
