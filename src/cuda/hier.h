@@ -45,6 +45,7 @@ typedef struct hti_hier_args {
     /* the walking forward: out, and [q_heads][rows] the lse (log2 units) of levels 0 to 2 */
     hti_flat fout;
     float *lse0;
+    int apart;  /* stages from 2 on do not wait for each other: stage 1 takes them all in */
     int ranges; /* that the rows of a head were cut into, over all sequences */
 
     /* backward; stage 0 of th is [q_heads][rows] */

@@ -7,7 +7,8 @@
 
 #include "cuda/hier_stage.h"
 
-/* The result of the stage above: rows g of a tile have one parent, rows g + 8 the next. */
+/* The result of a stage above: rows g of a tile have one parent, rows g + 8 the next, or the same.
+ */
 template <int D> struct parents {
     uint32_t z[2][D / 8]; /* columns 8i + 2t, +1 */
     float lse[2];
@@ -15,20 +16,22 @@ template <int D> struct parents {
 
 template <int D>
 static __device__ __forceinline__ void load_parents(parents<D> &up, const hti_hier_args &a,
-                                                    const place &p, int head, int warp, int t) {
-    int stage = a.stage + 1, row = (p.first + 16 * warp) / 8;
+                                                    const place &p, int stage, int head, int warp,
+                                                    int t) {
+    int row = p.first + 16 * warp, higher = 3 * (stage - a.stage);
     up.lse[0] = up.lse[1] = HTI_NEG_INF;
     if (p.levels <= 3 * stage) return;
-    uint32_t at = (uint32_t)(head * a.tower[stage]) + row;
+    uint32_t at = (uint32_t)(head * a.tower[stage]);
     at += a.cu ? (uint32_t)hti_tower_at(a, 3 * stage, p.sequence, p.start)
-               : (uint32_t)(p.sequence * ((p.rows + 7) / 8));
-    const uint32_t *z = (const uint32_t *)a.tz[stage] + (uint64_t)at * (D / 2) + t;
+               : (uint32_t)(p.sequence * ((p.rows + (1 << higher) - 1) >> higher));
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        if (8 * (row + h) >= p.rows) continue;
-        up.lse[h] = a.tl[stage][at + h];
+        if (row + 8 * h >= p.rows) continue;
+        uint32_t parent = at + ((row + 8 * h) >> higher);
+        const uint32_t *z = (const uint32_t *)a.tz[stage] + (uint64_t)parent * (D / 2) + t;
+        up.lse[h] = a.tl[stage][parent];
 #pragma unroll
-        for (int i = 0; i < D / 8; i++) up.z[h][i] = z[h * (D / 2) + 4 * i];
+        for (int i = 0; i < D / 8; i++) up.z[h][i] = z[4 * i];
     }
 }
 
@@ -78,13 +81,23 @@ attend_tile(state<D> &s, const shared_rows<D> &sh, const hti_hier_args &a, const
 #pragma unroll
     for (int i = 0; i < 3; i++) factor[i] = PLAIN ? a.factor[i] : a.scale;
     soften<D, PLAIN, MODE, BASE>(x, s, at, sh, factor, a.whole[0], t);
-    chain_wait();
+    int apart = !BASE && a.apart, alone = apart && a.stage > 1;
     parents<D> up;
-    load_parents(up, a, p, head, warp, t);
+    up.lse[0] = up.lse[1] = HTI_NEG_INF;
+    if (!alone) {
+        chain_wait();
+        load_parents(up, a, p, a.stage + 1, head, warp, t);
+    }
 #pragma unroll
     for (int i = 0; i < D / 8; i++) s.o[i][0] = s.o[i][1] = s.o[i][2] = s.o[i][3] = 0;
     gather<D, G::ALL>(s.o, x, at, sh, lane);
     merge_parents(s, up);
+    if (!apart || alone) return;
+#pragma unroll 1
+    for (int stage = a.stage + 2; stage < a.stages; stage++) {
+        load_parents(up, a, p, stage, head, warp, t);
+        merge_parents(s, up);
+    }
 }
 
 #endif

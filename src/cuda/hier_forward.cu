@@ -169,6 +169,7 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1) hier_stage(hti_hier_
     else
         attend_tile<D, PLAIN, MODE, 0, BASE>(s, sh, a, p, q, n, head, warp, lane);
     store_tile<D, BASE>(s, a, p, n, p.first + 16 * warp, head, lane);
+    if (!BASE && a.apart) chain_wait(); /* who waits for this stage waits for those above it, too */
 }
 
 /* ---- host ---- */
@@ -327,6 +328,7 @@ template <int D> static ht_status run_walk(ht_context *ctx, hti_hier_args a) {
     a.fout = a.fz;
     TRY(hti_walk_base(ctx, a));
     if (a.stages == 1) return HT_OK;
+    a.apart = 1;
     if (a.stages > 2) TRY(hti_walk_lift(ctx, a));
     TRY(coarsen_up<D>(ctx, a, 4));
     for (int s = a.stages - 1; s >= 2; s--) TRY(run_one<D>(ctx, a, s));
