@@ -210,8 +210,7 @@ static __device__ __forceinline__ void attend_all(char *shared, char *stash, uin
             attend_tile<JOIN_D, PLAIN, MODE, 0, 0>(s, sh, a, p, q, count, head, warp, lane);
         if (turn > 0) barrier_wait(empty, (turn - 1) & 1);
         stash_tile(stash, s, lane);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(full);
+        barrier_arrive(full);
         turn++;
     }
 }
@@ -354,13 +353,12 @@ static __device__ __forceinline__ void merge_all(uint32_t ring, uint32_t stash, 
         uint4 x[BATCH_ROWS / 4];
 #pragma unroll
         for (int j = 0; j < BATCH_ROWS / 4; j++) x[j] = shared_load4(at + 512 * j + 16 * lane);
-        __syncwarp(); /* all are done with the tile before, if this is the next one */
         if (more) more = next_batch(front, g, warp, lane);
         if (more) load_batch(at, front, g.a, lane);
         copies_commit();
         slot = slot == BATCHES - 1 ? 0 : slot + 1;
         if (back.batch == 0) {
-            if (turn > 0 && lane == 0) barrier_arrive(empty);
+            if (turn > 0) barrier_arrive(empty); /* done with the tile before */
             barrier_wait(full, turn++ & 1);
         }
         merge_batch(x, lse0, stash, back, g, warp, lane);
@@ -374,7 +372,7 @@ __global__ void __launch_bounds__(JOIN_THREADS, 1) hier_join(const __grid_consta
     extern __shared__ __align__(128) char shared_bytes[];
     uint32_t barriers = shared_address(shared_bytes + AT_BARRIERS);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2 * WARPS; i++) barrier_make(barriers + 8 * i, 1);
+        for (int i = 0; i < 2 * WARPS; i++) barrier_make(barriers + 8 * i, 32);
         barriers_made();
     }
     __syncthreads();
