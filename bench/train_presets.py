@@ -6,7 +6,7 @@
 
     python3 bench/train_presets.py lra/pathfinder:block=32,attention_dropout=0 lra/image:pool=mean
 
-Presets of classifiers, in bf16. Batches have the preset's size and are random tokens: images of full
+Presets of classifiers, in bf16. Batches have their size and are random tokens: images of full
 length, of Pathfinder 85 % black; ListOps of a quarter of the length and more. A step's time is the
 median, host included; a kernel's the least sum of a step, as PyTorch's profiler sees it. The loss
 is printed with all its digits: two runs of one build must agree.
