@@ -361,3 +361,37 @@ void cases_wide(case_list *list, ht_dtype dtype) {
         }
     }
 }
+
+/* One option of cases_narrow. */
+static const test_case narrow_options[] = {
+    CASE(.q_heads = 2, .kv_heads = 2),
+    CASE(.dropout = 20, .q_heads = 2, .kv_heads = 2, .batch = 2),
+    CASE(.batch = 4, .packed = 3, .lse = 1),
+    CASE(.mask = MASK_RUNS, .dlse = 1),
+    CASE(.mask = MASK_BOTH, .dropout = 40),
+    CASE(.mask = MASK_LEADING, .spread = 8),
+    CASE(.cross = 1, .scale = -300, .layout = LAYOUT_HEADS, .q_heads = 3, .kv_heads = 3),
+    CASE(.mask = MASK_ALL_KEYS, .layout = LAYOUT_FUSED),
+    CASE(.dropout = 10, .batch = 2, .packed = 5, .layout = LAYOUT_FUSED),
+};
+
+void cases_narrow(case_list *list, ht_dtype dtype) {
+    static const int64_t blocks[] = {16, 32, 64, 48, 128};
+    static const int64_t lengths[] = {200, 333, 129, 577, 64, 1025, 40, 1, 900};
+    for (size_t o = 0; o < COUNT(narrow_options); o++) {
+        for (size_t w = 0; w < case_way_count; w++) {
+            int fine = case_ways[w].kind == HT_HIERARCHICAL && case_ways[w].query == HT_QUERY_FINE;
+            if (case_ways[w].kind == HT_FULL || fine) continue;
+            for (size_t i = 0; i < 3; i++) {
+                test_case c = narrow_options[o];
+                c.kind = case_ways[w].kind, c.query = case_ways[w].query;
+                c.causal = case_ways[w].causal, c.dtype = dtype;
+                c.head_dim = c.value_dim = (o + w + i) % 2 ? 4 : 8;
+                c.block = blocks[(2 * o + w + i) % COUNT(blocks)];
+                c.length = lengths[(o + 2 * w + 3 * i) % COUNT(lengths)];
+                if (c.dropout && c.length < 128) c.length += 500;
+                add_if_allowed(list, c);
+            }
+        }
+    }
+}

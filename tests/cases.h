@@ -111,6 +111,8 @@ void cases_plain(case_list *list, ht_dtype dtype);
 void cases_whole(case_list *list, ht_dtype dtype);
 /* Every row its own query, 64 columns, blocks of 16, 64 and 128 rows: the wide kernels. */
 void cases_wide(case_list *list, ht_dtype dtype);
+/* 4 and 8 columns, all blocks of the narrow kernels, long and short. */
+void cases_narrow(case_list *list, ht_dtype dtype);
 
 /* splitmix64: the next of a stream of random numbers. */
 uint64_t test_random(uint64_t *state);

@@ -29,6 +29,7 @@ static void list(void) {
         cases_plain(&cases, types[t]);
         cases_whole(&cases, types[t]);
         cases_wide(&cases, types[t]);
+        cases_narrow(&cases, types[t]);
     }
     harness_add_all("oracle", against_oracle, &cases);
     cases_free(&cases);

@@ -118,8 +118,7 @@ typedef struct hti_cuda_args {
     float *partz; /* ... and numerator [q_heads][clusters][value_dim] */
     float *turn;  /* rotary: [length][head_dim / 2][2] cosine, sine */
     /* narrow kernels with dropout, or NULL: which weights stay, see narrow.h */
-    uint64_t *row_keeps;
-    uint32_t *cluster_keeps;
+    uint8_t *row_keeps, *cluster_keeps;
 
     /* backward */
     float *h;         /* [q_heads][rows] <dout, out> - dlse */
