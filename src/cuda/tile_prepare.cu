@@ -17,20 +17,25 @@ struct column {
     place p;
 };
 
+/* Threads of a tile; where they are few, several tiles share a thread block. */
+HTI_FN int chunks_of(const hti_cuda_args &a, int heads) { return heads * a.head_dim / 8; }
+HTI_FN int tiles_together(int chunks) { return chunks < COLUMNS ? COLUMNS / chunks : 1; }
+
 DEVICE bool find_column(column *c, const hti_cuda_args &a, int heads) {
-    int chunks = heads * a.head_dim / 8, groups = (chunks + COLUMNS - 1) / COLUMNS;
-    int64_t t = blockIdx.x / groups;
-    int i = (int)(blockIdx.x % groups) * COLUMNS + (int)threadIdx.x;
-    if (i >= chunks || t >= tiles_of(a, a.stage, FOLD)) return false;
+    int chunks = chunks_of(a, heads), groups = (chunks + COLUMNS - 1) / COLUMNS;
+    int together = tiles_together(chunks), mine = groups > 1 ? 0 : (int)threadIdx.x / chunks;
+    int64_t t = (int64_t)(blockIdx.x / groups) * together + mine;
+    int i = (int)(blockIdx.x % groups) * COLUMNS + (int)threadIdx.x - mine * chunks;
+    if (i >= chunks || mine >= together || t >= tiles_of(a, a.stage, FOLD)) return false;
     c->head = 8 * i / a.head_dim;
     c->x = 8 * i % a.head_dim;
     return find_place(&c->p, a, a.stage, FOLD, t) && a.stage + 1 < levels_of(a, c->p.length);
 }
 
 static dim3 fold_grid(const hti_cuda_args &a, int heads, int operands) {
-    int64_t chunks = (int64_t)heads * a.head_dim / 8;
-    return dim3((unsigned)(tiles_of(a, a.stage, FOLD) * ((chunks + COLUMNS - 1) / COLUMNS)),
-                (unsigned)operands);
+    int chunks = chunks_of(a, heads), together = tiles_together(chunks);
+    int64_t tiles = (tiles_of(a, a.stage, FOLD) + together - 1) / together;
+    return dim3((unsigned)(tiles * ((chunks + COLUMNS - 1) / COLUMNS)), (unsigned)operands);
 }
 
 /* Folding row r: it is the right half at steps 0, 1, ... until it waits as a left half. */
