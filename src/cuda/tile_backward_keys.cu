@@ -294,6 +294,7 @@ static ht_status launch_keys(const ht_context *ctx, const hti_tile_args &t, int 
 
 ht_status hti_tile_run_keys(const ht_context *ctx, hti_tile_args t, int coarse) {
     hti_cuda_args &a = t.a;
+    if (!hti_wide_takes(ctx, t)) a.dbias = NULL; /* summed with dq: tiles are found the quick way */
     TRY(launch_keys(ctx, t, coarse));
     if (!coarse || t.high >= a.levels) return HT_OK;
     a.work = 0;

@@ -34,6 +34,7 @@ DEVICE int64_t spot_row(const hti_tile_args &t, const spot &s, int level) {
 
 static ht_status launch(const ht_context *ctx, void (*kernel)(hti_tile_args), const char *name,
                         hti_tile_args t, int heads, int operands, int width, int lowest) {
+    t.a.dbias = NULL; /* summed with dq: here tiles are found the quick way */
     for (t.a.stage = MIDDLE; t.a.stage >= lowest; t.a.stage -= MIDDLE - LOW) {
         if (t.a.stage >= t.a.levels) continue;
         t.a.work = tiles_of(t.a, t.a.stage, THREADS * width / t.a.head_dim);

@@ -229,6 +229,7 @@ static __global__ void __launch_bounds__(THREADS)
 ht_status hti_tile_coarsen(const ht_context *ctx, const hti_tile_args &args) {
     hti_tile_args t = args;
     hti_cuda_args &a = t.a;
+    a.dbias = NULL; /* summed with dq: here tiles are found the quick way */
     if (a.bias) {
         unsigned blocks = (unsigned)((a.q_heads * (4 * a.block - 1) + THREADS - 1) / THREADS);
         TRY(hti_cuda_launch(ctx, tile_bias, "scaling the biases", dim3(blocks), THREADS, 0, t));
@@ -369,6 +370,7 @@ static __global__ void __launch_bounds__(COLUMNS)
 ht_status hti_tile_restrict(const ht_context *ctx, const hti_tile_args &args) {
     hti_tile_args t = args;
     hti_cuda_args &a = t.a;
+    a.dbias = NULL; /* summed with dq: here tiles are found the quick way */
     void (*numbers)(hti_tile_args) = a.head_dim == 16   ? tile_numbers<16>
                                      : a.head_dim == 32 ? tile_numbers<32>
                                      : a.head_dim == 64 ? tile_numbers<64>
