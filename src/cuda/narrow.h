@@ -508,10 +508,10 @@ template <int D, typename F> DEVICE void each_row(const float *sums, F f) {
     }
 }
 
-/* Sums of a tile's rows from those of the tile above it, whose half says which. */
-DEVICE void hand_down(float *to, const float *from, int half) {
+/* Sums of a tile's rows from those of the tile above it, of whose halves it is one. */
+DEVICE void hand_down(float *to, const float *from, int second) {
     int lane = 4 * (quad() >> 1) + in_quad();
-    float x = half ? from[2] : from[0], y = half ? from[3] : from[1];
+    float x = second ? from[2] : from[0], y = second ? from[3] : from[1];
     to[0] = __shfl_sync(ALL_LANES, x, lane), to[1] = __shfl_sync(ALL_LANES, y, lane);
     to[2] = __shfl_sync(ALL_LANES, x, lane + 16), to[3] = __shfl_sync(ALL_LANES, y, lane + 16);
 }

@@ -102,11 +102,11 @@ DEVICE void keep_up(tile_state &t, reference &r, scores &s) {
     }
 }
 
-DEVICE tile_state hand_state_down(const tile_state &t, int half) {
+DEVICE tile_state hand_state_down(const tile_state &t, int second) {
     tile_state x;
     float from[4] = {t.from[0], t.sum[0], t.from[1], t.sum[2]}, to[4];
-    hand_down(x.z, t.z, half);
-    hand_down(to, from, half);
+    hand_down(x.z, t.z, second);
+    hand_down(to, from, second);
     x.from[0] = to[0], x.from[1] = to[2];
     x.sum[0] = x.sum[1] = to[1], x.sum[2] = x.sum[3] = to[3];
     return x;
