@@ -176,12 +176,21 @@ void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *des
     need_tensor_cores(desc, need); /* a call may still go to the generic ones */
 }
 
+/* Whether the largest call of a plan keeps to the kernels' limits, q, k and v side by side. */
+static int within_limits(const ht_attention_desc *d) {
+    const int64_t most = (int64_t)1 << 32; /* of strides: see hti_aligned */
+    int64_t row = (d->q_heads + 2 * d->kv_heads) * d->head_dim;
+    return d->max_length < most / row && d->max_rows < HTI_REACH / row - 1 &&
+           hti_chunks_fit(d->max_rows, d->max_sequences, 1);
+}
+
 /* A call with the plan's largest sizes and tensors at address 0 stands for all of them. */
 void hti_cuda_attention_need_aligned(const ht_context *ctx, const ht_attention_desc *desc,
                                      ht_attention_need *need) {
     hti_attention_call call = {};
     call.desc = desc, call.sequences = desc->max_sequences;
     hti_cuda_attention_need(ctx, desc, need);
+    if (!within_limits(desc)) return; /* some calls go to the generic kernels */
     if (hti_hier_takes(hti_cuda_of(ctx), &call) && hti_hier_takes_backward(&call)) {
         need->scratch_forward = hti_hier_forward_scratch(desc);
         need->scratch_backward = hti_hier_backward_scratch(desc);

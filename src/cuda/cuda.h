@@ -38,6 +38,8 @@ typedef struct hti_cuda_backend {
     int processors; /* streaming multiprocessors */
     int capability; /* 90 for 9.0 */
     int built_for; /* 90: the kernels that run there were compiled for 9.0, not for what is older */
+    int warpgroups; /* and for 9.0a: those on products of warpgroups (wide.h) have something in them
+                     */
     int shared_bytes;           /* shared memory that one block may ask for */
     const void *told[HTI_TOLD]; /* kernels that may ask for more than 48 KiB; see device.cu */
     cudaStream_t stream;

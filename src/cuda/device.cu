@@ -51,16 +51,24 @@ enum {
     OLDEST = 80
 }; /* OLDEST: compute capability that the kernels are built for */
 
-static __global__ void nothing() {}
+/* Its bounds tell a build for 9.0a, where warpgroups have products of their own, from others. */
+enum { BOUNDS_PLAIN = 128, BOUNDS_WARPGROUPS = 256 };
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+static __global__ void __launch_bounds__(BOUNDS_WARPGROUPS) nothing() {}
+#else
+static __global__ void __launch_bounds__(BOUNDS_PLAIN) nothing() {}
+#endif
 
 /* Newer devices may run kernels that were compiled for older ones: those lack what only newer
  * ones can do, waiting for the kernel before them for one. */
-static int built_for(void) {
+static void find_build(hti_cuda_backend *cuda) {
     cudaFuncAttributes about;
-    if (cudaFuncGetAttributes(&about, (const void *)nothing) == cudaSuccess)
-        return about.ptxVersion;
+    cuda->built_for = cuda->warpgroups = 0;
+    if (cudaFuncGetAttributes(&about, (const void *)nothing) == cudaSuccess) {
+        cuda->built_for = about.ptxVersion;
+        cuda->warpgroups = about.maxThreadsPerBlock >= BOUNDS_WARPGROUPS;
+    }
     cudaGetLastError();
-    return 0;
 }
 
 static cudaError_t count_devices(int *count) {
@@ -115,7 +123,7 @@ static ht_status open_device(hti_cuda_backend *cuda, ht_context *ctx, const ht_c
           "%s is a %s of compute capability %d.%d, this build needs %d.%d or newer", ctx->device,
           p.name, p.major, p.minor, OLDEST / 10, OLDEST % 10);
     hti_cuda_scope scope(ctx);
-    cuda->built_for = built_for();
+    find_build(cuda);
     if (desc && desc->stream) {
         cuda->stream = (cudaStream_t)desc->stream;
         return HT_OK;

@@ -490,7 +490,7 @@ static __global__ void __launch_bounds__(ALL, 2) fine_wide(const __grid_constant
 
 int hti_fine_wide_takes(const ht_context *ctx, const fine_args &f) {
     const hti_cuda_backend *cuda = hti_cuda_of(ctx);
-    return cuda->built_for >= 90 && cuda->shared_bytes >= (int)FINE_SHARED + 1024 && f.h.causal &&
+    return cuda->warpgroups && cuda->shared_bytes >= (int)FINE_SHARED + 1024 && f.h.causal &&
            f.h.dim == WIDE_D && !f.h.key_mask && !f.h.query_mask && f.h.scale > 0;
 }
 

@@ -115,6 +115,8 @@ ht_status hti_fine_forward(ht_context *ctx, const hti_attention_call *call);
 /* What all tuned kernels ask of a plan, whatever its query mode. */
 int hti_hier_fits(const ht_attention_desc *desc);
 int hti_grid_fits(const hti_cuda_backend *backend, const hti_attention_call *call);
+int hti_chunks_fit(int64_t rows, int64_t sequences, int packed);
+#define HTI_REACH ((int64_t)1 << 34) /* elements from a tensor's first on */
 /* Shared by forward and backward: the call's numbers; the plan's largest; lse and towers in saved.
  */
 void hti_hier_set(hti_hier_args *args, const hti_attention_call *call);

@@ -139,10 +139,10 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1) hier_stage(hti_hier_
     place p;
     /* backwards: what coarsening read last may still be in the L2 cache */
     int head = gridDim.x - 1 - blockIdx.x;
+    if (a.stage == a.stages - 1) chain_wait(); /* for the tower, and starts of a packed batch */
     if (!find_place(p, a, gridDim.y - 1 - blockIdx.y, gridDim.z - 1 - blockIdx.z, 3 * a.stage,
                     CHUNK))
         return;
-    if (a.stage == a.stages - 1) chain_wait(); /* for the tower */
     chain_next();
     int kv = a.group == 1 ? head : head / a.group;
     source k = source_of<BASE>(a, p, a.fk, a.key_mask, a.nk, kv);
@@ -251,10 +251,26 @@ size_t hti_hier_forward_scratch(const ht_attention_desc *d) {
            carve_scratch(&a, nullptr, hti_hier_width(d), 1);
 }
 
-/* The kernels' shared memory, and chunks of 128 rows in the grid's second dimension. */
-int hti_grid_fits(const hti_cuda_backend *backend, const hti_attention_call *c) {
+/* Chunks of 128 rows in the grid's second dimension; a packed batch leaves room between its
+ * sequences. */
+int hti_chunks_fit(int64_t rows, int64_t sequences, int packed) {
+    return (packed ? rows + rows / 8 : rows) / 128 + sequences + 1 < 65535;
+}
+
+/* Places of rows are counted in 32 bits, 8 bytes each. */
+static int within_reach(const ht_tensor &t, int64_t heads, const hti_attention_call *c) {
     int64_t rows = c->cu_seqlens ? c->rows : c->length;
-    return backend->shared_bytes >= 220 * 1024 && rows / 128 + c->sequences < 65535;
+    int64_t before = c->cu_seqlens ? 0 : (c->sequences - 1) * t.batch_stride;
+    return before + rows * t.row_stride + heads * t.head_stride < HTI_REACH;
+}
+
+int hti_grid_fits(const hti_cuda_backend *backend, const hti_attention_call *c) {
+    int64_t q_heads = c->desc->q_heads, kv_heads = c->desc->kv_heads;
+    return backend->shared_bytes >= 220 * 1024 &&
+           hti_chunks_fit(c->cu_seqlens ? c->rows : c->length, c->sequences,
+                          c->cu_seqlens != nullptr) &&
+           within_reach(c->q, q_heads, c) && within_reach(c->k, kv_heads, c) &&
+           within_reach(c->v, kv_heads, c) && within_reach(c->out, q_heads, c);
 }
 
 int hti_hier_takes(const hti_cuda_backend *backend, const hti_attention_call *c) {

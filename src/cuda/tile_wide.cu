@@ -330,7 +330,7 @@ static __global__ void __launch_bounds__(wide_shape<GRAD>::THREADS, wide_shape<G
 
 int hti_wide_takes(const ht_context *ctx, const hti_tile_args &t) {
     const hti_cuda_args &a = t.a;
-    return hti_cuda_of(ctx)->built_for >= 90 && a.head_dim == WIDE_D && a.block % WIDE_ROWS == 0 &&
+    return hti_cuda_of(ctx)->warpgroups && a.head_dim == WIDE_D && a.block % WIDE_ROWS == 0 &&
            a.query == HT_QUERY_FINE && !a.threshold && !a.key_mask && !a.query_mask && a.scale > 0;
 }
 

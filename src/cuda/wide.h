@@ -16,7 +16,7 @@
 
 enum { WIDE_D = 64, WIDE_ROWS = 64, WIDE_TILE = WIDE_ROWS * WIDE_D * 2 }; /* rows, bytes */
 
-/* 1: the kernels have something in them */
+/* 1: the kernels have something in them; the host asks hti_cuda_backend.warpgroups */
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define HTI_WIDE 1
 #else
