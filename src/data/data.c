@@ -74,9 +74,11 @@ static ht_status fill(ht_data *d, const ht_data_desc *desc) {
         TRY(hti_listops_make(d, desc));
     else
         TRY(hti_tsv_read(d, desc));
-    CHECK(d->ctx, d->items > 0, HT_INVALID, "%s has no items%s",
-          desc->path ? desc->path : "the data",
-          desc->holdout > 0 ? " in this part; hold out a larger or smaller share" : "");
+    const char *name = desc->path ? desc->path : "the data";
+    CHECK(d->ctx, d->items > 0 || desc->holdout == 0, HT_INVALID,
+          "%s has no items %s when %g of it is held out; hold out a larger or smaller share", name,
+          desc->part == HT_PART_VALID ? "to validate on" : "to train on", desc->holdout);
+    CHECK(d->ctx, d->items > 0, HT_INVALID, "%s has no items", name);
     return HT_OK;
 }
 

@@ -224,7 +224,12 @@ static ht_status read_choice(ht_context *ctx, double *out, const key *k, const c
 
 static ht_status read_number(ht_context *ctx, double *out, const key *k, const cJSON *item) {
     int boolean = cJSON_IsBool(item) && k->least == 0 && k->most == 1 && k->type == KIND_INT;
-    CHECK(ctx, cJSON_IsNumber(item) || boolean, HT_INVALID, "%s must be a number", k->name);
+    if (!cJSON_IsNumber(item) && !boolean) {
+        char *got = cJSON_PrintUnformatted(item);
+        hti_fail(ctx, HT_INVALID, "%s must be a number, got %.64s", k->name, got ? got : "?");
+        cJSON_free(got);
+        return HT_INVALID;
+    }
     *out = boolean ? cJSON_IsTrue(item) : item->valuedouble;
     CHECK(ctx, k->type == KIND_REAL || *out == floor(*out), HT_INVALID,
           "%s must be a whole number, got %g", k->name, *out);
