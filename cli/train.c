@@ -9,10 +9,14 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* What the user gave for each key of a configuration, as text; NULL: nothing. */
@@ -70,30 +74,47 @@ static const cli_option options[] = {
 };
 
 static volatile sig_atomic_t stopped;
+static struct timespec stopped_at;
 
-static void on_signal(int number) { stopped = number; }
+/* The first signal ends the run after its step; one that comes a second or two later has its usual
+ * effect. Sooner it is the same one again: timeout and some shells send it to the process and to
+ * its group. */
+static void on_signal(int number) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (!stopped) {
+        stopped = number;
+        stopped_at = now;
+    } else if (now.tv_sec - stopped_at.tv_sec > 1) {
+        signal(number, SIG_DFL);
+        raise(number); /* when this handler has returned */
+    }
+}
 
-/* The first signal ends the run after its step; the second one has its usual effect. */
 static void catch_signals(void) {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction action = {.sa_handler = on_signal};
+    sigemptyset(&action.sa_mask);
+    sigaddset(&action.sa_mask, SIGINT);
+    sigaddset(&action.sa_mask, SIGTERM);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
 }
 
 /* ---- the configuration: preset or old run, file, flags ---- */
 
-static bool is_number(const char *text) {
+static bool is_number(double *out, const char *text) {
     char *end;
-    strtod(text, &end);
-    return end != text && *end == '\0';
+    *out = strtod(text, &end);
+    return end != text && *end == '\0' && isfinite(*out);
 }
 
 /* One flag as a JSON object, so that the library checks it like any other source. */
 static bool set_key(ht_context *ctx, ht_config *config, const char *name, const char *text,
                     cli_error *error) {
     cJSON *root = cJSON_CreateObject();
-    if (is_number(text))
-        cJSON_AddRawToObject(root, name, text);
+    double number;
+    if (is_number(&number, text))
+        cJSON_AddNumberToObject(root, name, number); /* .5 and +5 are numbers, but not in JSON */
     else
         cJSON_AddStringToObject(root, name, text);
     char *json = cJSON_PrintUnformatted(root);
@@ -195,13 +216,20 @@ static bool read_places(places *out, const char *run, cli_error *error) {
     return good || cli_fail(error, "%s is damaged", path);
 }
 
+/* From the root, so that a run goes on from any working directory. */
+static void add_path(cJSON *root, const char *name, const char *path) {
+    char *whole = path[0] ? realpath(path, NULL) : NULL;
+    cJSON_AddStringToObject(root, name, whole ? whole : path);
+    free(whole);
+}
+
 static bool write_places(const places *p, const char *run, cli_error *error) {
     char path[4096];
     cJSON *root = cJSON_CreateObject();
     cJSON_AddStringToObject(root, "version", ht_version());
-    cJSON_AddStringToObject(root, "data", p->data);
-    cJSON_AddStringToObject(root, "valid", p->valid);
-    cJSON_AddStringToObject(root, "papers", p->papers);
+    add_path(root, "data", p->data);
+    add_path(root, "valid", p->valid);
+    add_path(root, "papers", p->papers);
     cJSON_AddNumberToObject(root, "holdout", p->holdout);
     char *text = cJSON_Print(root);
     bool good = text && run_path(path, run, "run.json", error) && run_write_text(path, text, error);
@@ -221,9 +249,15 @@ static bool make_places(places *out, const train_values *v, cli_error *error) {
 
 /* ---- the run folder ---- */
 
-static bool make_folder(const train_values *v, cli_error *error) {
+/* One process at a time: two would remove each other's checkpoints. The lock ends with `lock`. */
+static bool make_folder(int *lock, const train_values *v, cli_error *error) {
     char path[4096];
     if (!run_path(path, v->run, "config.json", error)) return false;
+    if (!v->resume && mkdir(v->run, 0777) != 0 && errno != EEXIST)
+        return cli_fail(error, "%s could not be made: %s", v->run, strerror(errno));
+    *lock = open(v->run, O_RDONLY | O_CLOEXEC);
+    if (*lock >= 0 && flock(*lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return cli_fail(error, "%s is in use: another process trains there", v->run);
     bool there = access(path, F_OK) == 0;
     if (v->resume && !there) return cli_fail(error, "%s holds no run to go on with", v->run);
     if (!v->resume && there)
@@ -231,8 +265,6 @@ static bool make_folder(const train_values *v, cli_error *error) {
             error,
             "%s already holds a run: --resume goes on with it, another --run starts a new one",
             v->run);
-    if (mkdir(v->run, 0777) != 0 && errno != EEXIST)
-        return cli_fail(error, "%s could not be made: %s", v->run, strerror(errno));
     return true;
 }
 
@@ -287,6 +319,7 @@ typedef struct run_parts {
     ht_model *model;
     ht_trainer *trainer;
     ht_tokenizer *tokenizer; /* NULL: bytes */
+    int lock;                /* of the run folder; -1: none */
 } run_parts;
 
 /* --tokenizer is kept in the run folder, so that the run can be used without it. */
@@ -321,7 +354,7 @@ static bool use_weights(run_parts *p, const train_values *v, cli_error *error) {
 
 static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
-    if (!make_folder(v, error) || !make_places(&p->where, v, error) ||
+    if (!make_folder(&p->lock, v, error) || !make_places(&p->where, v, error) ||
         !make_config(p->ctx, &p->config, v, error))
         return false;
     if (!p->where.data[0] && p->config.format != HT_FORMAT_LISTOPS &&
@@ -365,12 +398,15 @@ static bool train(run_parts *p, const train_values *v, cli_error *error) {
     if (stopped && !v->quiet)
         printf("stopped at step %lld; go on with: htransformer train --run %s --resume\n",
                (long long)ht_trainer_steps(p->trainer), v->run);
+    else if (show.last < 0 && !v->quiet) /* no step was shown: there was none left */
+        printf("nothing to do: the run is at step %lld of %lld; --steps N goes further\n",
+               (long long)ht_trainer_steps(p->trainer), (long long)p->config.steps);
     return true;
 }
 
 static int run(const void *values) {
     const train_values *v = values;
-    run_parts p = {.config = HT_CONFIG_INIT};
+    run_parts p = {.config = HT_CONFIG_INIT, .lock = -1};
     cli_error error = {""};
     int code = CLI_FAILED;
     signal(SIGPIPE, SIG_IGN); /* a run whose reader is gone still goes on and saves */
@@ -386,6 +422,7 @@ static int run(const void *values) {
     ht_data_close(p.valid);
     ht_tokenizer_close(p.tokenizer);
     ht_context_destroy(p.ctx);
+    if (p.lock >= 0) close(p.lock);
     return code;
 }
 

@@ -6,7 +6,9 @@
 
 #include <cjson/cJSON.h>
 #include <math.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -157,6 +159,35 @@ static void test_resume(void **state) {
     same_losses("whole/log.jsonl", "parts/log.jsonl");
     program_expect(1, "parts already holds a run: --resume goes on", "train --run parts " RUN);
     program_expect(1, "nothing holds no run to go on with", "train --run nothing --resume");
+    const program_result *r = program_run("train --run parts --resume");
+    assert_int_equal(r->code, 0);
+    assert_non_null(strstr(r->out, "nothing to do: the run is at step 12 of 12"));
+}
+
+/* The run knows its data from any working directory. */
+static void test_elsewhere(void **state) {
+    (void)state;
+    write_mail("mail.tsv");
+    assert_int_equal(
+        program_run("train --run moved --data mail.tsv " SMALL "--steps 2 --quiet")->code, 0);
+    char command[4096];
+    snprintf(command, sizeof command,
+             "cd / && " HTRANSFORMER " train --run '%s' --resume --steps 3 --quiet",
+             program_path("moved"));
+    assert_int_equal(system(command), 0);
+}
+
+/* Two processes do not train in one folder, whether the run is old or new. */
+static void test_in_use(void **state) {
+    (void)state;
+    assert_int_equal(program_run("train --run used " LISTOPS "--steps 2 --quiet")->code, 0);
+    int folder = open(program_path("used"), O_RDONLY);
+    assert_true(folder >= 0);
+    assert_int_equal(flock(folder, LOCK_EX | LOCK_NB), 0); /* the program let go of it */
+    program_expect(1, "used is in use: another process trains", "train --run used --resume");
+    program_expect(1, "used is in use: another process trains", "train --run used");
+    close(folder);
+    assert_int_equal(program_run("train --run used --resume --steps 3 --quiet")->code, 0);
 }
 
 /* First guess hidden tokens, then classify with those weights. */
@@ -173,7 +204,8 @@ static void test_init(void **state) {
                    "train --run other --init guess --preset small-listops --train_items 20");
 }
 
-/* Sent while it trains, a signal ends it with a checkpoint; the run goes on from there. */
+/* Sent while it trains, a signal ends it with a checkpoint; the run goes on from there. It comes
+ * twice, as from timeout, which sends it to the process and to its group. */
 static void test_signals(void **state) {
     static const int numbers[] = {SIGINT, SIGTERM};
     (void)state;
@@ -189,9 +221,11 @@ static void test_signals(void **state) {
                   "--eval_every", "0", "--threads", "1", (char *)NULL);
             _exit(98);
         }
-        struct timespec tick = {0, 50000000};
+        struct timespec tick = {0, 50000000}, again = {0, 300000};
         for (int wait = 0; wait < 600 && !there(log); wait++) nanosleep(&tick, NULL);
         for (int wait = 0; wait < 4; wait++) nanosleep(&tick, NULL);
+        kill(child, numbers[i]);
+        nanosleep(&again, NULL);
         kill(child, numbers[i]);
         int how;
         waitpid(child, &how, 0);
@@ -210,6 +244,7 @@ static void test_faults(void **state) {
     program_write("empty.tsv", "", 0);
     program_write("tabless.tsv", "0\tx\nno tab\n", 12);
     program_write("range.tsv", "5\tx\n", 4);
+    program_write("few.tsv", "0\tx\n1\ty\n", 8);
     program_write("nothing.tsv", "1\t\n", 3);
     program_write("bad.json", "{\"layers\": ", 11);
     program_write("key.json", "{\"colour\": 3}", 13);
@@ -222,12 +257,16 @@ static void test_faults(void **state) {
         {1, "empty.tsv is empty", "train --run f --data empty.tsv"},
         {1, "tabless.tsv:2: there is no tab", "train --run f --data tabless.tsv"},
         {1, "range.tsv:1: label 5 is out of range: classes is 2", "train --run f --data range.tsv"},
+        {1, "few.tsv has no items to validate on when 0.1 of it is held out",
+         "train --run f --data few.tsv"},
         {1, "nothing.tsv:1: the text is empty", "train --run f --data nothing.tsv"},
         {1, "bad.json: the configuration is not JSON", "train --run f --config bad.json"},
         {1, "key.json: there is no key 'colour'", "train --run f --config key.json"},
         {1, "none.json could not be opened", "train --run f --config none.json"},
         {2, "--layers: layers must be 1 to 1000, got 0", "train --run f --layers 0"},
-        {2, "--layers: layers must be a number", "train --run f --layers many"},
+        {2, "--layers: layers must be a number, got \"many\"", "train --run f --layers many"},
+        {2, "--rate: rate must be a number, got \"nan\"", "train --run f --rate nan"},
+        {2, "--rate: rate must be 0 to 1000, got -0.5", "train --run f --rate -.5"},
         {2, "attention must be one of hierarchical, full, local",
          "train --run f --attention sparse"},
         {2, "there is no preset 'huge'", "train --run f --preset huge"},
@@ -254,6 +293,8 @@ int main(void) {
         cmocka_unit_test(test_log),
         cmocka_unit_test(test_language),
         cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_elsewhere),
+        cmocka_unit_test(test_in_use),
         cmocka_unit_test(test_init),
         cmocka_unit_test(test_signals),
         cmocka_unit_test(test_faults),
