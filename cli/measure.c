@@ -77,33 +77,44 @@ double measure_loss(const measure *m, const measure_ratio *r) { return m->loss /
 double measure_error(const measure *m, const measure_ratio *r) {
     double ratio = measure_loss(m, r), n = m->sequences;
     double spread = m->square - 2 * ratio * r->cross + ratio * ratio * r->square;
-    return n < 2 ? 0 : sqrt(fmax(0, spread) * n / (n - 1)) / r->amount;
+    return n < 2 ? NAN : sqrt(fmax(0, spread) * n / (n - 1)) / r->amount;
 }
 
 static double place_error(const measure *m, int i) {
     double n = m->place_count[i], mean = m->place_loss[i] / n;
-    return n < 2 ? 0 : sqrt(fmax(0, m->place_square[i] / n - mean * mean) / (n - 1));
+    return n < 2 ? NAN : sqrt(fmax(0, m->place_square[i] / n - mean * mean) / (n - 1));
 }
 
 static long long place_first(int i) { return i == 0 ? 0 : 1LL << (i - 1); }
 static long long place_last(int i) { return i == 0 ? 0 : (1LL << i) - 1; }
 
+/* A number with so many digits, "?" where it is not known. */
+static const char *known(char out[32], double x, int digits) {
+    snprintf(out, 32, isnan(x) ? "?" : "%.*f", digits, x);
+    return out;
+}
+
 void measure_print(const measure *m, const char *model, int by_position) {
+    char a[32], b[32];
     double token = measure_loss(m, &m->tokens), word = measure_loss(m, &m->words);
     double token_error = measure_error(m, &m->tokens), word_error = measure_error(m, &m->words);
-    printf("%.4f +- %.4f bits per byte over %.0f bytes (%s)\n", measure_loss(m, &m->bytes) / log(2),
-           measure_error(m, &m->bytes) / log(2), m->bytes.amount, model);
-    printf("loss %.4f +- %.4f and perplexity %.2f +- %.2f per token, of %.0f\n", token, token_error,
-           exp(token), exp(token) * token_error, m->tokens.amount);
+    printf("%.4f +- %s bits per byte over %.0f bytes (%s)\n", measure_loss(m, &m->bytes) / log(2),
+           known(a, measure_error(m, &m->bytes) / log(2), 4), m->bytes.amount, model);
+    printf("loss %.4f +- %s and perplexity %.2f +- %s per token, of %.0f\n", token,
+           known(a, token_error, 4), exp(token), known(b, exp(token) * token_error, 2),
+           m->tokens.amount);
     if (m->words.amount > 0 && word < 100)
-        printf("loss %.4f +- %.4f and perplexity %.2f +- %.2f per word, of %.0f\n", word,
-               word_error, exp(word), exp(word) * word_error, m->words.amount);
+        printf("loss %.4f +- %s and perplexity %.2f +- %s per word, of %.0f\n", word,
+               known(a, word_error, 4), exp(word), known(b, exp(word) * word_error, 2),
+               m->words.amount);
+    if (m->sequences < 2) printf("one sequence has no spread, so its errors are not known\n");
     if (!by_position) return;
     printf("%19s %10s %9s %10s\n", "position", "loss", "+-", "tokens");
     for (int i = 0; i < MEASURE_PLACES; i++)
         if (m->place_count[i] > 0)
-            printf("%9lld-%9lld %10.4f %9.4f %10.0f\n", place_first(i), place_last(i),
-                   m->place_loss[i] / m->place_count[i], place_error(m, i), m->place_count[i]);
+            printf("%9lld-%9lld %10.4f %9s %10.0f\n", place_first(i), place_last(i),
+                   m->place_loss[i] / m->place_count[i], known(a, place_error(m, i), 4),
+                   m->place_count[i]);
 }
 
 void measure_json(const measure *m, json_writer *json, int by_position) {

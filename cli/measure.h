@@ -28,7 +28,7 @@ typedef struct measure {
 /* Takes in a batch and the loss of each of its tokens' targets. */
 void measure_add(measure *m, const ht_batch *batch, const float *losses);
 
-/* Loss per unit, and its standard error (0 if there is one sequence). */
+/* Loss per unit, and its standard error (NaN of one sequence, which has no spread). */
 double measure_loss(const measure *m, const measure_ratio *r);
 double measure_error(const measure *m, const measure_ratio *r);
 

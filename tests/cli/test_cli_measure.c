@@ -55,7 +55,7 @@ static void by_hand(void **state) {
     near(measure_loss(&m, &m.tokens), 3);
     near(measure_loss(&m, &m.bytes), 15.0 / 4);
     near(measure_loss(&m, &m.words), 15.0 / 2);
-    near(measure_error(&m, &m.tokens), 0);
+    assert_true(isnan(measure_error(&m, &m.tokens))); /* one sequence has no spread */
     /* positions 0; 1; 2, 3; 4 */
     near(m.place_loss[0], 1), near(m.place_loss[1], 2);
     near(m.place_loss[2], 7), near(m.place_loss[3], 5);
