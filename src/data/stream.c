@@ -155,31 +155,38 @@ static ht_status read_path(ht_context *ctx, const char *path, hti_piece *each, v
 
 static int not_hidden(const struct dirent *entry) { return entry->d_name[0] != '.'; }
 
-static ht_status read_folder(ht_context *ctx, const char *path, hti_piece *each, void *user) {
+/* Folders within are read where their names stand, but not links to folders, which may go round in
+ * circles; empty files are left out. */
+static ht_status read_folder(ht_context *ctx, const char *path, int depth, hti_piece *each,
+                             void *user, int64_t *files) {
     struct dirent **list;
-    int count = scandir(path, &list, not_hidden, alphasort), files = 0;
+    CHECK(ctx, depth < 64, HT_IO, "%s lies more than 64 folders deep", path);
+    int count = scandir(path, &list, not_hidden, alphasort);
     CHECK(ctx, count >= 0, HT_IO, "%s could not be opened: %s", path, strerror(errno));
     ht_status status = HT_OK;
     for (int i = 0; i < count; i++) {
         char name[4096];
-        struct stat about;
+        struct stat about, link;
         int fits = snprintf(name, sizeof name, "%s/%s", path, list[i]->d_name) < (int)sizeof name;
         free(list[i]);
-        if (status != HT_OK || !fits || stat(name, &about) != 0 || !S_ISREG(about.st_mode))
+        if (status != HT_OK || !fits || stat(name, &about) != 0 || lstat(name, &link) != 0)
             continue;
+        if (S_ISDIR(link.st_mode)) status = read_folder(ctx, name, depth + 1, each, user, files);
+        if (!S_ISREG(about.st_mode) || about.st_size == 0) continue;
         status = read_path(ctx, name, each, user);
-        files++;
+        ++*files;
     }
     free(list);
-    if (status == HT_OK && files == 0)
-        status = hti_fail(ctx, HT_IO, "%s is a folder without files", path);
     return status;
 }
 
 ht_status hti_stream_read(ht_context *ctx, const char *path, hti_piece *each, void *user) {
     struct stat about;
+    int64_t files = 0;
     if (strcmp(path, "-") == 0) return read_file(ctx, "stdin", stdin, each, user);
     CHECK(ctx, stat(path, &about) == 0, HT_IO, "%s could not be opened: %s", path, strerror(errno));
-    if (S_ISDIR(about.st_mode)) return read_folder(ctx, path, each, user);
-    return read_path(ctx, path, each, user);
+    if (!S_ISDIR(about.st_mode)) return read_path(ctx, path, each, user);
+    TRY(read_folder(ctx, path, 0, each, user, &files));
+    CHECK(ctx, files > 0, HT_IO, "%s is a folder without files, or all are empty", path);
+    return HT_OK;
 }

@@ -246,7 +246,8 @@ static void ten_million(void **state) {
 
 /* ---- texts, folders, compression ---- */
 
-/* Windows cover the stream once; targets are the next tokens; every file begins with 0. */
+/* Windows cover the stream once; targets are the next tokens; every file begins with 0. Files of
+ * folders within are there, empty ones are not, and a link in a circle is not followed. */
 static void text(void **state) {
     (void)state;
     ht_config config = training_config(
@@ -254,10 +255,11 @@ static void text(void **state) {
     char in[160], command[512];
     snprintf(in, sizeof in, "%s/texts", training_folder);
     mkdir(in, 0777);
-    snprintf(command, sizeof command,
-             "cd %s && printf 'abcde' > 1.txt && printf 'fgh' > 2.txt && gzip -k 2.txt && "
-             "rm 2.txt && printf 'ij' > 3.txt && (zstd -q --rm 3.txt || true)",
-             in);
+    snprintf(
+        command, sizeof command,
+        "cd %s && printf 'abcde' > 1.txt && : > 1a.txt && mkdir 2 && ln -s .. 2/again && "
+        "printf 'fgh' | gzip > 2/x.txt.gz && printf 'ij' > 3.txt && (zstd -q --rm 3.txt || true)",
+        in);
     assert_int_equal(system(command), 0);
     static const int32_t stream[] = {0,       'a' + 1, 'b' + 1, 'c' + 1, 'd' + 1, 'e' + 1, 0,
                                      'f' + 1, 'g' + 1, 'h' + 1, 0,       'i' + 1, 'j' + 1};
@@ -281,6 +283,10 @@ static void text(void **state) {
     snprintf(in, sizeof in, "%s/nothing", training_folder);
     mkdir(in, 0777);
     REFUSED(cpu, open_as(&data, &config, in, HT_PART_TRAIN, 0), HT_IO, "folder without files");
+    strcat(in, "/empty");
+    training_write(in, "", 0);
+    *strrchr(in, '/') = '\0';
+    REFUSED(cpu, open_as(&data, &config, in, HT_PART_TRAIN, 0), HT_IO, "or all are empty");
 }
 
 /* ---- the stream of a training ---- */
