@@ -135,6 +135,12 @@ void ht_data_close(ht_data *d) {
     hti_host_free(d->ctx, d);
 }
 
+/* Tokens of the windows of this part; the last one's last is a target alone. */
+static int64_t text_tokens(const ht_data *d) {
+    int64_t from = d->first_window * d->config.length, to = from + d->items * d->config.length;
+    return (to < d->text.count - 1 ? to : d->text.count) - from;
+}
+
 ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
     CHECK(d->ctx, out && out->size >= sizeof *out, HT_INVALID,
           "ht_data_info.size is too small; start from HT_DATA_INFO_INIT");
@@ -142,7 +148,7 @@ ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
         (ht_data_info){.size = out->size, .items = d->items, .longest = d->longest, .cut = d->cut};
     out->tokens = (int64_t)(d->tokens.used / (d->narrow ? 1 : sizeof(uint16_t)));
     out->documents = d->documents;
-    if (d->config.task == HT_TASK_LANGUAGE) out->tokens = d->text.count;
+    if (d->config.task == HT_TASK_LANGUAGE) out->tokens = text_tokens(d);
     if (d->config.task == HT_TASK_LANGUAGE) return HT_OK;
     int64_t *count = hti_host_alloc(d->ctx, sizeof *count * (size_t)d->config.classes), most = 0;
     CHECK(d->ctx, count, HT_NOMEM, "out of memory: counting labels");

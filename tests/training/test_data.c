@@ -273,10 +273,17 @@ static void text(void **state) {
     assert_int_equal(ht_data_next(data, &b), HT_END);
     ht_data_close(data);
     /* held out is the end */
+    ht_data_info info = HT_DATA_INFO_INIT;
     OK(cpu, open_as(&data, &config, in, HT_PART_VALID, 0.3));
     OK(cpu, ht_data_next(data, &b));
     assert_int_equal(b.sequences, 1);
     assert_memory_equal(b.tokens, stream + 8, 4 * sizeof *stream);
+    OK(cpu, ht_data_get_info(data, &info));
+    assert_int_equal(info.tokens, 5);
+    ht_data_close(data);
+    OK(cpu, open_as(&data, &config, in, HT_PART_TRAIN, 0.3));
+    OK(cpu, ht_data_get_info(data, &info));
+    assert_int_equal(info.tokens, 8);
     ht_data_close(data);
     REFUSED(cpu, open_as(&data, &config, in, HT_PART_VALID, 0.99), HT_INVALID,
             "too short to hold out");
