@@ -42,13 +42,18 @@ def positions(run):
     return " + ".join(words + (["bias"] if run["relative_bias"] else [])) or "none"
 
 
+def error(run, key, digits):
+    """A standard error; of a single sequence it is not known."""
+    return "?" if run[key] is None else f"{run[key]:.{digits}f}"
+
+
 def row(run, music):
     kind = run["attention"]
     if kind == "hierarchical":
         kind = f"{run['query']}"
     far = far_loss(run)
-    measure = (f"{run['word_loss']:.3f} +- {run['word_loss_error']:.3f}" if music else
-               f"{run['bits_per_byte']:.4f} +- {run['bits_per_byte_error']:.4f}")
+    measure = (f"{run['word_loss']:.3f} +- {error(run, 'word_loss_error', 3)}" if music else
+               f"{run['bits_per_byte']:.4f} +- {error(run, 'bits_per_byte_error', 4)}")
     words = run["word_perplexity"]
     cells = [run["run"], kind, int(run["block"]), positions(run), int(run["length"]), measure,
              f"{words:.1f}" if words and words < 1e6 else "",
@@ -114,6 +119,7 @@ def main():
         table(group, runs)
         picture = svg(group, runs) if options.svg else None
         if picture:
+            pathlib.Path(options.svg).mkdir(parents=True, exist_ok=True)
             pathlib.Path(options.svg, f"lm-{group}.svg").write_text(picture)
 
 
