@@ -140,11 +140,13 @@ def check_file(root, path):
 
 
 def sources(root):
-    """Every text file of the tree; nothing built, hidden or made by Python."""
+    """Every text file of the tree; nothing built, hidden, of data or made by Python and pip."""
     for full in sorted(root.rglob("*")):
         path = full.relative_to(root)
         hidden = any(part.startswith((".", "__pycache__")) for part in path.parts)
-        built = path.parts[0].startswith("build")
+        built = path.parts[0].startswith(("build", "data", "runs"))
+        built = built or path.parts[:2] == ("python", "build")
+        built = built or any(part.endswith(".egg-info") for part in path.parts)
         if full.suffix in TEXT_FILES and full.is_file() and not hidden and not built:
             yield path
 

@@ -38,6 +38,10 @@ caught() {
 }
 
 fresh
+for made in build python/build python/x.egg-info data runs; do
+    mkdir -p "$tree/$made"
+    printf 'no newline' >"$tree/$made/made.txt"
+done
 python3 "$lint" "$tree" || { echo "a clean tree does not pass"; failed=1; }
 
 long=$(printf '%098d' 0)
