@@ -322,7 +322,6 @@ typedef struct run_parts {
     int lock;                /* of the run folder; -1: none */
 } run_parts;
 
-/* --tokenizer is kept in the run folder, so that the run can be used without it. */
 static bool use_tokenizer(run_parts *p, const train_values *v, cli_error *error) {
     char path[4096];
     if (!run_path(path, v->run, "tokens.model", error)) return false;
@@ -332,7 +331,6 @@ static bool use_tokenizer(run_parts *p, const train_values *v, cli_error *error)
                         ht_config_choice("task", (int)p->config.task));
     if (ht_tokenizer_open(&p->tokenizer, p->ctx, v->tokenizer ? v->tokenizer : path) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));
-    if (v->tokenizer && !run_copy(path, v->tokenizer, error)) return false;
     if (!v->key.vocab) p->config.vocab = ht_tokenizer_vocab(p->tokenizer);
     return true;
 }
@@ -350,6 +348,23 @@ static bool use_weights(run_parts *p, const train_values *v, cli_error *error) {
         printf("  init       %lld of %lld tensors from %s\n", (long long)taken,
                (long long)ht_model_tensors(p->model), path);
     return true;
+}
+
+/* The newest checkpoint, before anything is written: settings that do not fit it must not take the
+ * place of those that do. A run that was stopped before its first one starts again. */
+static bool go_on(run_parts *p, const train_values *v, cli_error *error) {
+    char path[4096];
+    cli_error none;
+    if (!v->resume || !run_find(path, v->run, 1, &none)) return true;
+    return ht_trainer_restore(p->trainer, p->train, path) == HT_OK ||
+           cli_fail(error, "%s", ht_context_error(p->ctx));
+}
+
+/* --tokenizer is kept in the run folder, so that the run can be used without it. */
+static bool keep_tokenizer(const train_values *v, cli_error *error) {
+    char path[4096];
+    return !v->tokenizer ||
+           (run_path(path, v->run, "tokens.model", error) && run_copy(path, v->tokenizer, error));
 }
 
 static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
@@ -372,7 +387,8 @@ static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
     if (!use_weights(p, v, error)) return false;
     if (ht_trainer_create(&p->trainer, p->model, &desc) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));
-    return write_folder(p->ctx, &p->config, &p->where, v->run, error);
+    return go_on(p, v, error) && keep_tokenizer(v, error) &&
+           write_folder(p->ctx, &p->config, &p->where, v->run, error);
 }
 
 static int tell(void *user, const ht_event *event) {
@@ -388,7 +404,6 @@ static bool train(run_parts *p, const train_values *v, cli_error *error) {
     desc.folder = v->run;
     desc.train = p->train;
     desc.valid = p->valid;
-    desc.resume = v->resume;
     desc.tell = tell;
     desc.user = &show;
     catch_signals();

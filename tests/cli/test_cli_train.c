@@ -159,6 +159,8 @@ static void test_resume(void **state) {
     same_losses("whole/log.jsonl", "parts/log.jsonl");
     program_expect(1, "parts already holds a run: --resume goes on", "train --run parts " RUN);
     program_expect(1, "nothing holds no run to go on with", "train --run nothing --resume");
+    /* settings that the checkpoint does not fit are refused, and not kept */
+    program_expect(1, "should be [", "train --run parts --resume --width 32 --steps 13");
     const program_result *r = program_run("train --run parts --resume");
     assert_int_equal(r->code, 0);
     assert_non_null(strstr(r->out, "nothing to do: the run is at step 12 of 12"));
