@@ -98,7 +98,7 @@ static void print_json(const totals *t, const run_model *m, int by_position) {
         json_real(&json, "loss", t->loss / t->targets);
         json_real(&json, "accuracy", share);
         json_real(&json, "accuracy_error", sqrt(share * (1 - share) / t->targets));
-        json_real(&json, "majority", t->majority);
+        if (m->config.task != HT_TASK_DENOISE) json_real(&json, "majority", t->majority);
     }
     json_close(&json, '}');
     putchar('\n');

@@ -149,7 +149,7 @@ ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
     out->tokens = (int64_t)(d->tokens.used / (d->narrow ? 1 : sizeof(uint16_t)));
     out->documents = d->documents;
     if (d->config.task == HT_TASK_LANGUAGE) out->tokens = text_tokens(d);
-    if (d->config.task == HT_TASK_LANGUAGE) return HT_OK;
+    if (hti_config_by_token(&d->config)) return HT_OK; /* no labels */
     int64_t *count = hti_host_alloc(d->ctx, sizeof *count * (size_t)d->config.classes), most = 0;
     CHECK(d->ctx, count, HT_NOMEM, "out of memory: counting labels");
     memset(count, 0, sizeof *count * (size_t)d->config.classes);

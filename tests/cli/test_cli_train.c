@@ -197,6 +197,7 @@ static void test_init(void **state) {
     (void)state;
     assert_int_equal(program_run("train --run guess --task denoise --steps 4 " LISTOPS)->code, 0);
     assert_non_null(strstr(program_run("eval guess --items 32")->out, "hidden tokens"));
+    assert_null(strstr(program_run("eval guess --items 32 --json")->out, "majority"));
     const program_result *r = program_run("train --run from --init guess --steps 2 " LISTOPS);
     assert_int_equal(r->code, 0);
     assert_non_null(strstr(r->out, " tensors from guess/"));

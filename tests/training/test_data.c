@@ -359,7 +359,10 @@ static void hiding(void **state) {
         cpu, "{\"task\":\"denoise\",\"length\":500,\"batch\":40,\"hide\":0.25,\"hide_run\":5}");
     ht_data *data;
     ht_batch b = HT_BATCH_INIT;
+    ht_data_info info = HT_DATA_INFO_INIT;
     OK(cpu, open_as(&data, &config, path, HT_PART_TRAIN, 0));
+    OK(cpu, ht_data_get_info(data, &info));
+    assert_true(info.classes == 0 && info.majority == 0);
     int32_t *first = malloc(sizeof *first * ITEMS * LENGTH);
     for (int round = 0; round < 2; round++) {
         int hidden = 0, edges = 0;
