@@ -6,7 +6,8 @@
 static int available(void) { return 0; }
 
 static const hti_candidate candidates[] = {
-    {"cuda:0", "this build has no CUDA kernels (no nvcc was found)", NULL, available},
+    {"cuda:0", "this build has no CUDA kernels (built without nvcc, or with HT_CUDA=OFF)", NULL,
+     available},
     {NULL, NULL, NULL, NULL},
 };
 
