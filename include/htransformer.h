@@ -25,8 +25,9 @@
  * share nothing.
  *
  * Memory: on "cuda:N" all tensors, masks, bias, lse, saved and scratch are device memory;
- * descriptors, cu_seqlens and slot lists are always host memory. Calls on CUDA are asynchronous
- * on the context's stream.
+ * descriptors, cu_seqlens and slot lists are always host memory; saved and scratch begin at a
+ * multiple of 256 bytes there, as cudaMalloc gives it. Calls on CUDA are asynchronous on the
+ * context's stream.
  */
 #ifndef HTRANSFORMER_H
 #define HTRANSFORMER_H
