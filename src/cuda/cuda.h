@@ -32,6 +32,9 @@ extern "C" {
 
 #define HTI_TOLD 64
 
+/* Functions of kernels. */
+#define DEVICE static __device__ __forceinline__
+
 typedef struct hti_cuda_backend {
     int device;
     int own_stream;

@@ -100,11 +100,9 @@ ht_status hti_hier_backward(ht_context *ctx, const hti_attention_call *call);
  * level 3 of q, k, v into the towers; then levels 6 and 9. Stage 1 merges itself into out. */
 #define HTI_WALK_DIM 64
 int hti_walk_takes(const ht_context *ctx, const hti_hier_args &args);
-ht_status hti_walk_base(ht_context *ctx, const hti_hier_args &args);
+ht_status hti_walk_base(ht_context *ctx, hti_hier_args *args); /* sets ranges */
 ht_status hti_walk_lift(ht_context *ctx, const hti_hier_args &args);
 ht_status hti_walk_join(ht_context *ctx, const hti_hier_args &args);
-/* Ranges that the walking kernel cuts the rows of a head into, over all sequences. */
-int hti_walk_ranges(const ht_context *ctx, const hti_hier_args &args);
 
 /* Query mode fine, forward only; saved is lse alone, as the generic backward wants it. */
 int hti_fine_plans(const ht_attention_desc *desc);

@@ -342,13 +342,12 @@ template <int D> static ht_status run_walk(ht_context *ctx, hti_hier_args a) {
     set_flats(&a, D);
     if (a.stages > 1) a.flse = a.lse0;
     a.fout = a.fz;
-    TRY(hti_walk_base(ctx, a));
+    TRY(hti_walk_base(ctx, &a));
     if (a.stages == 1) return HT_OK;
     a.apart = 1;
     if (a.stages > 2) TRY(hti_walk_lift(ctx, a));
     TRY(coarsen_up<D>(ctx, a, 4));
     for (int s = a.stages - 1; s >= 2; s--) TRY(run_one<D>(ctx, a, s));
-    a.ranges = hti_walk_ranges(ctx, a);
     hti_hier_set_stage(&a, 1);
     set_flats(&a, D);
     return hti_walk_join(ctx, a);

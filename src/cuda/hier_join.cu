@@ -299,9 +299,7 @@ static __device__ __forceinline__ void store_lse(const hti_hier_args &a, const j
 static __device__ __forceinline__ void store_once(char *at, uint4 x) {
     uint64_t first;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
-    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1,%2,%3,%4}, %5;" ::"l"(at), "r"(x.x),
-                 "r"(x.y), "r"(x.z), "r"(x.w), "l"(first)
-                 : "memory");
+    store_hinted(at, x, first);
 }
 
 /* x, lse0: the batch; stash: the tile */

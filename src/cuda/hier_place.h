@@ -115,9 +115,10 @@ static __device__ __forceinline__ float count_of(const hti_hier_args &a, const p
 
 /* ---- stages in a chain ---- */
 
-/* A stage needs the one above only at its end, so its thread blocks may start while that one still
- * runs (programmatic dependent launch, from compute capability 9.0 on): chain_next lets the next
- * stage start, chain_wait waits until the one before is complete. */
+/* A stage needs the one above only at its end, or not at all (apart: the last one takes them all
+ * in), so its thread blocks may start while that one still runs (programmatic dependent launch,
+ * from compute capability 9.0 on): chain_next lets the next stage start, chain_wait waits until the
+ * one before is complete. */
 static __device__ __forceinline__ void chain_next() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

@@ -205,6 +205,13 @@ static __device__ __forceinline__ void shared_store4(uint32_t at, uint4 x) {
                  : "memory");
 }
 
+/* 16 bytes to device memory; policy: how long the L2 cache keeps them (createpolicy). */
+static __device__ __forceinline__ void store_hinted(void *at, uint4 x, uint64_t policy) {
+    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1,%2,%3,%4}, %5;" ::"l"(at), "r"(x.x),
+                 "r"(x.y), "r"(x.z), "r"(x.w), "l"(policy)
+                 : "memory");
+}
+
 /* Into a fragment's places for good: x ^ zero, with a zero that the compiler cannot see. Without it
  * the compiler keeps what one wide load gave side by side and copies four registers together before
  * every product. */

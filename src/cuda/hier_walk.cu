@@ -93,9 +93,7 @@ static __device__ __forceinline__ uint4 shuffle4(uint4 x, int step) {
 static __device__ __forceinline__ void store_tower(bf16 *at, uint4 x) {
     uint64_t last;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
-    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1,%2,%3,%4}, %5;" ::"l"(at), "r"(x.x),
-                 "r"(x.y), "r"(x.z), "r"(x.w), "l"(last)
-                 : "memory");
+    store_hinted(at, x, last);
 }
 
 /* The same chunks once they have arrived. */
@@ -470,13 +468,6 @@ static void cut_work(walk_args *g, int processors) {
     g->items = g->ranges * heads;
 }
 
-int hti_walk_ranges(const ht_context *ctx, const hti_hier_args &a) {
-    walk_args g = {};
-    g.a = a, g.chunks = (a.length + WALK_ROWS - 1) / WALK_ROWS;
-    cut_work(&g, hti_cuda_of(ctx)->processors);
-    return g.ranges;
-}
-
 int hti_walk_takes(const ht_context *ctx, const hti_hier_args &a) {
     const hti_cuda_backend *cuda = hti_cuda_of(ctx);
     /* a build for older devices has nothing in the kernel */
@@ -484,7 +475,8 @@ int hti_walk_takes(const ht_context *ctx, const hti_hier_args &a) {
     return !a.cu && !a.key_mask && !a.query_mask && a.dim == WALK_D;
 }
 
-ht_status hti_walk_base(ht_context *ctx, const hti_hier_args &a) {
+ht_status hti_walk_base(ht_context *ctx, hti_hier_args *args) {
+    const hti_hier_args &a = *args;
     walk_args g = {};
     int processors = hti_cuda_of(ctx)->processors;
     g.a = a;
@@ -492,6 +484,7 @@ ht_status hti_walk_base(ht_context *ctx, const hti_hier_args &a) {
     g.unit = a.stages == 1 ? HTI_LN2 : 1;
     if (a.stages == 1) g.lse = a.lse;
     cut_work(&g, processors);
+    args->ranges = g.ranges;
     void (*kernel)(walk_args) = a.local && a.causal        ? hier_walk<LOCAL_CAUSAL>
                                 : a.local                  ? hier_walk<LOCAL>
                                 : a.query == HT_QUERY_MEAN ? hier_walk<MEAN>

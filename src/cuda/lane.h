@@ -8,7 +8,6 @@
 
 #include "cuda/cuda.h"
 
-#define DEVICE static __device__ __forceinline__
 #define ALL_LANES 0xffffffffu
 
 DEVICE int lane_id() { return (int)threadIdx.x & 31; }

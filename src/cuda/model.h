@@ -16,8 +16,6 @@ extern "C" {
 #include "core/dropout.h"
 }
 
-#define DEVICE static __device__ __forceinline__
-
 typedef __nv_bfloat16 bf16;
 
 /* ---- state ------------------------------------------------------------------------------------

@@ -10,10 +10,6 @@
 
 #include "cuda/hier_tile.h"
 
-#ifndef DEVICE
-#define DEVICE static __device__ __forceinline__
-#endif
-
 enum { WIDE_D = 64, WIDE_ROWS = 64, WIDE_TILE = WIDE_ROWS * WIDE_D * 2 }; /* rows, bytes */
 
 /* 1: the kernels have something in them; the host asks hti_cuda_backend.warpgroups */
