@@ -21,12 +21,41 @@ typedef struct run {
     FILE *log;
     double start, first; /* when the run began, and its step then */
     int64_t bad;         /* steps in a row that were not applied */
+    ht_batch ahead;      /* the next step's first batch, if has_ahead */
+    int64_t ahead_from;  /* the data's position before it */
+    int has_ahead;
 } run;
 
 static double now(void) {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
     return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
+}
+
+/* ---- batches ---- */
+
+static ht_status draw(run *r, ht_batch *out) {
+    if (!r->has_ahead) return ht_data_draw(r->desc->train, out);
+    *out = r->ahead;
+    r->has_ahead = 0;
+    return HT_OK;
+}
+
+/* While the device is at work on this step the host puts the next one's batch together. */
+static ht_status draw_ahead(run *r) {
+    if (r->t->step + 1 >= r->c->steps || r->desc->train == r->desc->valid) return HT_OK;
+    r->ahead_from = ht_data_position(r->desc->train);
+    r->ahead = (ht_batch)HT_BATCH_INIT;
+    TRY(ht_data_draw(r->desc->train, &r->ahead));
+    r->has_ahead = 1;
+    return HT_OK;
+}
+
+/* As if it had not been drawn: it will be again, and be the same. */
+static ht_status forget_ahead(run *r) {
+    if (!r->has_ahead) return HT_OK;
+    r->has_ahead = 0;
+    return ht_data_seek(r->desc->train, r->ahead_from);
 }
 
 /* ---- checkpoints ---- */
@@ -80,6 +109,7 @@ static ht_status save_as(const run *r, const char *name, int whole) {
 static ht_status save(run *r) {
     char name[64];
     snprintf(name, sizeof name, "step-%09lld.safetensors", (long long)r->t->step);
+    TRY(forget_ahead(r));
     TRY(save_as(r, name, 1));
     remove_old(r);
     return HT_OK;
@@ -177,9 +207,11 @@ static ht_status one_step(run *r, ht_report *report) {
     TRY(hti_step_begin(r->t));
     for (int64_t i = 0; i < r->c->accumulate; i++) {
         ht_batch batch = HT_BATCH_INIT;
-        TRY(ht_data_draw(r->desc->train, &batch));
+        TRY(draw(r, &batch));
         TRY(hti_step_add(r->t, &batch, r->c->accumulate));
     }
+    TRY(hti_step_update(r->t));
+    TRY(draw_ahead(r));
     return hti_step_end(r->t, report);
 }
 
@@ -243,7 +275,8 @@ ht_status ht_train(ht_trainer *t, const ht_train_desc *desc) {
     CHECK(t->ctx, t->grads, HT_INVALID, "this trainer was made for inference; it cannot train");
     run r = {.t = t, .desc = desc, .c = &t->config};
     TRY(log_open(&r));
-    ht_status status = loop(&r);
+    ht_status status = loop(&r), back = forget_ahead(&r);
+    if (status == HT_OK) status = back;
     fclose(r.log);
     return status;
 }

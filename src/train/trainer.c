@@ -181,11 +181,12 @@ ht_status hti_step_add(ht_trainer *t, const ht_batch *batch, int64_t count) {
     return HT_OK;
 }
 
+ht_status hti_step_update(ht_trainer *t) { return run(t, HTI_UPDATE, run_update); }
+
 ht_status hti_step_end(ht_trainer *t, ht_report *out) {
     ht_report r = HT_REPORT_INIT;
     CHECK(t->ctx, !out || out->size >= sizeof *out, HT_INVALID,
           "ht_report.size is too small; start from HT_REPORT_INIT");
-    TRY(run(t, HTI_UPDATE, run_update));
     TRY(receive(t, &r, t->tokens));
     t->step++;
     t->applied += r.applied;
@@ -198,6 +199,7 @@ ht_status ht_trainer_step(ht_trainer *t, const ht_batch *batches, int64_t count,
           (long long)count);
     TRY(hti_step_begin(t));
     for (int64_t i = 0; i < count; i++) TRY(hti_step_add(t, &batches[i], count));
+    TRY(hti_step_update(t));
     return hti_step_end(t, out);
 }
 

@@ -27,9 +27,11 @@ struct ht_trainer {
 };
 
 /* One update in pieces, for batches that do not lie in memory together: begin, add `count` times,
- * end. */
+ * update, end. A device may still be at work until end, which waits for it; the batches' memory is
+ * free before. */
 ht_status hti_step_begin(ht_trainer *t);
 ht_status hti_step_add(ht_trainer *t, const ht_batch *batch, int64_t count);
+ht_status hti_step_update(ht_trainer *t);
 ht_status hti_step_end(ht_trainer *t, ht_report *out);
 
 /* The learning rate of step s = 0, 1, ... */

@@ -302,6 +302,8 @@ static void train_in(bench *b, const char *name, int64_t stop, int resume) {
     desc.user = &s;
     OK(ctx, ht_train(b->trainer, &desc));
     assert_int_equal(s.seen, stop ? stop : b->config.steps);
+    /* what was drawn ahead does not count */
+    assert_int_equal(ht_data_position(b->train), s.seen * b->config.accumulate * b->config.batch);
 }
 
 #define WITH_DROPOUT "{" TINY "\"dropout\":0.1,\"attention_dropout\":0.1,\"accumulate\":2}"
