@@ -300,8 +300,8 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(INT, vocab, 257, 2, 16777216, "token ids; bytes need 257")                                   \
     X(INT, classes, 2, 2, 65536, "labels 0 ... classes - 1")                                       \
     X(INT, length, 1024, 1, 134217728, "most tokens of a text; longer ones are cut")               \
-    X(CHOICE, pool, 0, 0, 4,                                                                       \
-      "cls (default), first, mean, mean_all or last: from rows to one vector")                     \
+    X(CHOICE, pool, 0, 0, 5,                                                                       \
+      "cls (default), first, mean, mean_all, last or max: from rows to one vector")                \
     X(INT, sinusoidal, 1, 0, 1, "add sines and cosines of the position")                           \
     X(INT, learned, 0, 0, 1, "add a learned vector per position")                                  \
     X(CHOICE, rotary, 0, 0, 2, "none (default), level0 or all: turn queries and keys by position") \
@@ -373,7 +373,7 @@ enum {
     HT_DOCUMENTS_WIKITEXT,
     HT_DOCUMENTS_FASTA
 };
-enum { HT_POOL_CLS, HT_POOL_FIRST, HT_POOL_MEAN, HT_POOL_MEAN_ALL, HT_POOL_LAST };
+enum { HT_POOL_CLS, HT_POOL_FIRST, HT_POOL_MEAN, HT_POOL_MEAN_ALL, HT_POOL_LAST, HT_POOL_MAX };
 enum { HT_ROTARY_NONE, HT_ROTARY_LEVEL0, HT_ROTARY_ALL };
 enum { HT_SCHEDULE_CONSTANT, HT_SCHEDULE_RSQRT, HT_SCHEDULE_COSINE, HT_SCHEDULE_LINEAR };
 enum { HT_DECAY_MATRICES, HT_DECAY_ALL };

@@ -204,11 +204,18 @@ typedef struct hti_rotary_call {
     void *x;
 } hti_rotary_call;
 
-typedef enum hti_pool { HTI_POOL_FIRST, HTI_POOL_LAST, HTI_POOL_VALID, HTI_POOL_ALL } hti_pool;
+typedef enum hti_pool {
+    HTI_POOL_FIRST,
+    HTI_POOL_LAST,
+    HTI_POOL_VALID,
+    HTI_POOL_ALL,
+    HTI_POOL_MAX
+} hti_pool;
 
 /* Sequence b is rows start[b] ... start[b] + count[b] - 1: its first or last row, or the mean of
- * its rows (of those that the mask lets through; none: zero). backward sets all rows of dx, zero
- * outside the sequences. */
+ * its rows (of those that the mask lets through; none: zero), or of each column the largest of them
+ * (not a number: that). backward sets all rows of dx, zero outside the sequences; a maximum's
+ * gradient goes to the first row that has it, so it reads x and out. */
 typedef struct hti_pool_call {
     ht_dtype dtype;
     hti_pool kind;

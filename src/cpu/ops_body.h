@@ -245,7 +245,7 @@ static void FN(rotary)(ht_context *ctx, const hti_rotary_call *a) {
 /* 1/number of rows that a mean goes over; 0 if there are none */
 static real FN(pool_weight)(const hti_pool_call *a, int64_t b) {
     int64_t n = a->count[b];
-    if (a->kind == HTI_POOL_VALID && a->mask)
+    if (a->kind != HTI_POOL_ALL && a->mask)
         for (int64_t i = 0; i < a->count[b]; i++) n -= !a->mask[a->start[b] + i];
     return n > 0 ? 1 / (real)n : 0;
 }
@@ -259,12 +259,45 @@ static int64_t FN(pool_start)(const hti_pool_call *a, int64_t b) {
     return a->start[b] + (a->kind == HTI_POOL_LAST && a->count[b] > 0 ? a->count[b] - 1 : 0);
 }
 
+/* The row of sequence b whose column c is the largest; -1: there is none. */
+static int64_t FN(pool_largest)(const hti_pool_call *a, int64_t b, int64_t c) {
+    const real *x = (const real *)a->x + c;
+    int64_t best = -1;
+    for (int64_t row = a->start[b]; row < a->start[b] + a->count[b]; row++) {
+        real v = x[row * a->width];
+        if (!FN(pool_takes)(a, row)) continue;
+        if (best < 0 || v > x[best * a->width]) best = row;
+        if (v != v) return row; /* the step will not be applied */
+    }
+    return best;
+}
+
+static void FN(pool_max)(const hti_pool_call *a, int64_t b) {
+    int64_t w = a->width;
+    for (int64_t c = 0; c < w; c++) {
+        int64_t row = FN(pool_largest)(a, b, c);
+        ((real *)a->out)[b * w + c] = row < 0 ? 0 : ((const real *)a->x)[row * w + c];
+    }
+}
+
+static void FN(pool_max_back)(const hti_pool_call *a, int64_t b) {
+    int64_t w = a->width;
+    for (int64_t c = 0; c < w; c++) {
+        int64_t row = FN(pool_largest)(a, b, c);
+        if (row >= 0) ((real *)a->dx)[row * w + c] = ((const real *)a->dout)[b * w + c];
+    }
+}
+
 static void FN(pool_forward)(ht_context *ctx, const hti_pool_call *a) {
     int64_t w = a->width;
     ROWS(a->rows * w) for (int64_t b = 0; b < a->sequences; b++) {
         real *out = (real *)a->out + b * w, weight = FN(pool_weight)(a, b);
         const real *x = (const real *)a->x + FN(pool_start)(a, b) * w;
         memset(out, 0, sizeof(real) * (size_t)w);
+        if (a->kind == HTI_POOL_MAX) {
+            FN(pool_max)(a, b);
+            continue;
+        }
         if (a->kind <= HTI_POOL_LAST) {
             if (a->count[b] > 0) memcpy(out, x, sizeof(real) * (size_t)w);
             continue;
@@ -282,6 +315,10 @@ static void FN(pool_backward)(ht_context *ctx, const hti_pool_call *a) {
     ROWS(a->rows * w) for (int64_t b = 0; b < a->sequences; b++) {
         const real *dout = (const real *)a->dout + b * w;
         real *dx = (real *)a->dx + FN(pool_start)(a, b) * w, weight = FN(pool_weight)(a, b);
+        if (a->kind == HTI_POOL_MAX) {
+            FN(pool_max_back)(a, b);
+            continue;
+        }
         if (a->kind <= HTI_POOL_LAST) {
             if (a->count[b] > 0) memcpy(dx, dout, sizeof(real) * (size_t)w);
             continue;

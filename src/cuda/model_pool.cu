@@ -110,6 +110,61 @@ static __global__ void __launch_bounds__(THREADS) pool_mean_back(const pool_args
     }
 }
 
+/* ---- maxima ---- */
+
+enum { LANES = 8, DEPTH = THREADS / LANES };
+
+struct peak {
+    float value;
+    int row; /* of the sequence; -1: none yet */
+};
+
+/* Is a the one to take? What is not a number wins, then the larger, then the earlier. */
+DEVICE bool beats(peak a, peak b) {
+    if (a.row < 0 || b.row < 0) return b.row < 0;
+    bool bad_a = a.value != a.value, bad_b = b.value != b.value;
+    if (bad_a != bad_b) return bad_a;
+    return bad_a || a.value == b.value ? a.row < b.row : a.value > b.value;
+}
+
+/* The largest of each column of a sequence: x strips of columns, y sequences. Forward writes it,
+ * backward gives its row the gradient; dx is zero before. */
+template <typename T, int N, int BACK>
+static __global__ void __launch_bounds__(THREADS) pool_peak(const pool_args a) {
+    __shared__ peak peaks[DEPTH][LANES * N];
+    int x = threadIdx.x % LANES, y = threadIdx.x / LANES, count = a.count[blockIdx.y];
+    int c = (int)(blockIdx.x * LANES + x) * N;
+    int64_t start = a.start[blockIdx.y];
+    peak best[N];
+    float v[N];
+    for (int k = 0; k < N; k++) best[k] = {0, -1};
+    if (c < a.width)
+        for (int i = y; i < count; i += DEPTH) {
+            if (!takes(a, start + i)) continue;
+            load<N>(v, (const T *)a.x + (start + i) * a.width + c);
+            for (int k = 0; k < N; k++)
+                if (beats({v[k], i}, best[k])) best[k] = {v[k], i};
+        }
+    for (int k = 0; k < N; k++) peaks[y][x * N + k] = best[k];
+    __syncthreads();
+    int at = (int)blockIdx.x * LANES * N + threadIdx.x;
+    if (threadIdx.x >= LANES * N || at >= a.width) return;
+    peak all = peaks[0][threadIdx.x];
+    for (int k = 1; k < DEPTH; k++)
+        if (beats(peaks[k][threadIdx.x], all)) all = peaks[k][threadIdx.x];
+    int64_t pooled = (int64_t)blockIdx.y * a.width + at;
+    if (!BACK)
+        store<1>((T *)a.out + pooled, &all.value);
+    else if (all.row >= 0)
+        ((T *)a.dx)[(start + all.row) * a.width + at] = ((const T *)a.dout)[pooled];
+}
+
+template <typename T, int N> static ht_status run_peak(ht_context *ctx, const pool_args &a) {
+    dim3 grid((unsigned)hti_ceil(a.width, LANES * N), (unsigned)a.sequences);
+    return a.dx ? hti_cuda_launch(ctx, pool_peak<T, N, 1>, "pooling", grid, THREADS, 0, a)
+                : hti_cuda_launch(ctx, pool_peak<T, N, 0>, "pooling", grid, THREADS, 0, a);
+}
+
 /* ---- entries ---- */
 
 static pool_args args_of(const hti_pool_call *c) {
@@ -151,6 +206,8 @@ ht_status hti_cuda_pool_forward(ht_context *ctx, const hti_pool_call *c) {
         return hti_cuda_launch(ctx, c->dtype == HT_BF16 ? pool_one<bf16> : pool_one<float>,
                                "pooling", dim3((unsigned)c->sequences), THREADS, 0, a);
     int wide = hti_wide_rows(c->width, hti_bytes(c->dtype), c->x);
+    a.dx = NULL; /* forward */
+    if (c->kind == HTI_POOL_MAX) return HTI_BY_TYPE(run_peak, c->dtype, wide, ctx, a);
     return HTI_BY_TYPE(run_mean, c->dtype, wide, ctx, a);
 }
 
@@ -162,7 +219,8 @@ ht_status hti_cuda_pool_backward(ht_context *ctx, const hti_pool_call *c) {
         return hti_cuda_launch(ctx,
                                c->dtype == HT_BF16 ? pool_one_back<bf16> : pool_one_back<float>,
                                "pooling", dim3((unsigned)c->sequences), THREADS, 0, a);
-    int wide = hti_wide_rows(c->width, hti_bytes(c->dtype), c->dx, c->dout);
+    int wide = hti_wide_rows(c->width, hti_bytes(c->dtype), c->x, c->dx, c->dout);
+    if (c->kind == HTI_POOL_MAX) return HTI_BY_TYPE(run_peak, c->dtype, wide, ctx, a);
     return HTI_BY_TYPE(run_mean_back, c->dtype, wide, ctx, a);
 }
 

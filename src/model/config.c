@@ -34,7 +34,7 @@ static const struct {
     {"attention", {"hierarchical", "full", "local"}},
     {"query", {"auto", "mean", "first", "fine"}},
     {"documents", {"file", "lines", "articles", "wikitext", "fasta"}},
-    {"pool", {"cls", "first", "mean", "mean_all", "last"}},
+    {"pool", {"cls", "first", "mean", "mean_all", "last", "max"}},
     {"rotary", {"none", "level0", "all"}},
     {"dtype", {"f32", "bf16", "f64"}},
     {"schedule", {"constant", "rsqrt", "cosine", "linear"}},

@@ -28,8 +28,8 @@ static hti_embed_call embed_call(const hti_net *n) {
 /* ---- the head: pool, then up to two hidden layers ---- */
 
 static hti_pool_call pool_call(const hti_net *n) {
-    static const hti_pool kinds[] = {HTI_POOL_FIRST, HTI_POOL_FIRST, HTI_POOL_VALID, HTI_POOL_ALL,
-                                     HTI_POOL_LAST};
+    static const hti_pool kinds[] = {HTI_POOL_FIRST, HTI_POOL_FIRST, HTI_POOL_VALID,
+                                     HTI_POOL_ALL,   HTI_POOL_LAST,  HTI_POOL_MAX};
     hti_pool_call p = {.dtype = n->model->dtype,
                        .kind = kinds[n->c->pool],
                        .sequences = n->rows.sequences,

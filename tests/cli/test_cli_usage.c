@@ -218,6 +218,7 @@ static void test_completion(void **state) {
     completes("htransformer attend --q so", "some.npy\n");
     completes("htransformer train --preset small-t", "small-text\n");
     completes("htransformer train --pool mea", "mean mean_all\n");
+    completes("htransformer train --pool m", "mean mean_all max\n");
     completes("htransformer report so", "some.npy\n");
     completes("htransformer report -o so", "some.npy\n");
     completes("htransformer completion \"\"", "bash\n");

@@ -355,6 +355,10 @@ static void run_mean_all(bank *b, int64_t rows, int64_t width) {
     run_pool(b, rows, width, HTI_POOL_ALL);
 }
 
+static void run_max(bank *b, int64_t rows, int64_t width) {
+    run_pool(b, rows, width, HTI_POOL_MAX);
+}
+
 static void run_match(bank *b, int64_t rows, int64_t width) {
     hti_match_call a = {.dtype = b->dtype, .items = rows, .width = width};
     a.x = noise(b, 2 * rows * width, 1, 0), a.out = noise(b, 4 * rows * width, 2, 0);
@@ -447,6 +451,7 @@ static const struct {
            {"last rows", run_last},
            {"mean", run_mean},
            {"mean of all", run_mean_all},
+           {"largest", run_max},
            {"match", run_match},
            {"optimiser", run_optimiser},
            {"adding", run_adding},
