@@ -10,7 +10,8 @@
 #   SEED        1
 #   STEPS, BATCH, ARGS   instead of the preset's; ARGS are more flags of train: "--block 32"
 #   PRETRAIN    steps of guessing hidden tokens of the training set before, PRETRAIN_ARGS: their
-#               flags; 0, but best/text has 16000 and best/retrieval 12000
+#               flags; 0, but best/ has 16000 for text, 12000 for retrieval, 11000 for image,
+#               8000 for pathfinder
 #   IMDB, CIFAR10, AAN   folders of the official files, or of those that data import writes
 #   LISTOPS, PATHFINDER, PATHX   likewise; without them these sets are made
 #   ITEMS       made sets: items to train on, an eighth each for validation and test
@@ -130,12 +131,15 @@ evaluate() {
 recipe() {
     guess=${PRETRAIN:-0} flags=${PRETRAIN_ARGS:-}
     if [ -z "${PRETRAIN:-}" ]; then
+        texts="--rate 1e-3 --warmup 500 --dropout 0"
+        pixels="--rate 1e-3 --warmup 300 --dropout 0 --weight_decay 0.05 --hide 0.5"
         case $SET/$1 in
-        best/text) guess=16000 ;;
-        best/retrieval) guess=12000 ;;
-        *) return ;;
+        best/text) guess=16000 flags=$texts ;;
+        best/retrieval) guess=12000 flags=$texts ;;
+        best/image) guess=11000 flags=$pixels ;;
+        best/pathfinder) guess=8000 flags=$pixels ;;
+        *) flags='' ;;
         esac
-        flags="--rate 1e-3 --warmup 500 --dropout 0"
     fi
 }
 
