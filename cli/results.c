@@ -10,11 +10,13 @@
 
 typedef struct results_values {
     const char *file;
-    int markdown;
+    int markdown, best;
 } results_values;
 
 static const cli_option options[] = {
     {"markdown", CLI_FLAG, offsetof(results_values, markdown), .help = "as a Markdown table"},
+    {"best", CLI_FLAG, offsetof(results_values, best),
+     .help = "of each preset and attention the run that validates best"},
     {0},
 };
 
@@ -30,7 +32,8 @@ enum { TASKS = sizeof published / sizeof *published };
 
 typedef struct row {
     char task[32], preset[64], kind[32], commit[16];
-    double block, seed, steps, seconds, valid, test, error, fresh; /* fresh: -1 if there is none */
+    double block, seed, steps, seconds, valid, test, error;
+    double fresh, pretrain; /* -1: there is none */
 } row;
 
 static bool text_of(char *out, size_t bytes, const cJSON *root, const char *key) {
@@ -55,8 +58,9 @@ static bool read_row(row *r, const char *line, const char *file, int number, cli
                 number_of(&r->valid, root, "valid_accuracy") &&
                 number_of(&r->test, root, "test_accuracy") &&
                 number_of(&r->error, root, "test_error");
-    r->fresh = -1;
+    r->fresh = r->pretrain = -1;
     number_of(&r->fresh, root, "fresh_accuracy");
+    number_of(&r->pretrain, root, "pretrain");
     cJSON_Delete(root);
     return good || cli_fail(error, "%s:%d: this is no run of scripts/lra.sh", file, number);
 }
@@ -75,7 +79,7 @@ static void print_head(bool markdown) {
             "| Transformer in LRA | local in LRA | H-Transformer-1D | commit |\n"
             "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     else
-        printf("%-10s %-16s %-12s %5s %4s %7s %7s %6s %13s %6s | %11s %6s %7s | %s\n", "task",
+        printf("%-10s %-16s %-12s %5s %4s %11s %7s %6s %13s %6s | %11s %6s %7s | %s\n", "task",
                "preset", "attention", "block", "seed", "steps", "minutes", "valid", "test", "fresh",
                "Transformer", "local", "paper's", "commit");
 }
@@ -86,14 +90,31 @@ static void print_row(const row *r, bool markdown) {
     const char *local = i < TASKS ? published[i].local : "";
     const char *paper = i < TASKS ? published[i].paper : "";
     const char *format = markdown
-                             ? "| %s | %s | %s | %.0f | %.0f | %.0f | %.1f | %.2f | %.2f +- %.2f | "
+                             ? "| %s | %s | %s | %.0f | %.0f | %s | %.1f | %.2f | %.2f +- %.2f | "
                                "%s | %s | %s | %s | %s |\n"
-                             : "%-10s %-16s %-12s %5.0f %4.0f %7.0f %7.1f %6.2f %5.2f +- %4.2f %6s "
+                             : "%-10s %-16s %-12s %5.0f %4.0f %11s %7.1f %6.2f %5.2f +- %4.2f %6s "
                                "| %11s %6s %7s | %s\n";
-    char fresh[16] = "";
+    char fresh[16] = "", steps[48];
     if (r->fresh >= 0) snprintf(fresh, sizeof fresh, "%.2f", 100 * r->fresh);
-    printf(format, r->task, r->preset, r->kind, r->block, r->seed, r->steps, r->seconds / 60,
+    if (r->pretrain >= 0)
+        snprintf(steps, sizeof steps, "%.0f+%.0f", r->pretrain, r->steps);
+    else
+        snprintf(steps, sizeof steps, "%.0f", r->steps);
+    printf(format, r->task, r->preset, r->kind, r->block, r->seed, steps, r->seconds / 60,
            100 * r->valid, 100 * r->test, 100 * r->error, fresh, full, local, paper, r->commit);
+}
+
+static bool same_setting(const row *a, const row *b) {
+    return strcmp(a->preset, b->preset) == 0 && strcmp(a->kind, b->kind) == 0;
+}
+
+/* No other run of the same preset and attention validates better; of equals the first. */
+static bool is_best(const row *rows, int count, int at) {
+    for (int i = 0; i < count; i++) {
+        bool better = rows[i].valid > rows[at].valid || (rows[i].valid == rows[at].valid && i < at);
+        if (better && same_setting(&rows[i], &rows[at])) return false;
+    }
+    return true;
 }
 
 static bool print(const results_values *v, cli_error *error) {
@@ -118,7 +139,8 @@ static bool print(const results_values *v, cli_error *error) {
     if (good) print_head(v->markdown);
     for (int task = 0; task <= TASKS && good; task++)
         for (int i = 0; i < count; i++)
-            if (task_number(rows[i].task) == task) print_row(&rows[i], v->markdown);
+            if (task_number(rows[i].task) == task && (!v->best || is_best(rows, count, i)))
+                print_row(&rows[i], v->markdown);
     free(rows);
     free(text);
     return good;
@@ -134,7 +156,8 @@ static int run(const void *values) {
 const cli_command cli_results = {
     .name = "results",
     .summary = "runs of scripts/lra.sh beside the paper's numbers",
-    .about = "FILE has one JSON object per run: results/lra.jsonl.\n",
+    .about = "FILE has one JSON object per run: results/lra.jsonl. Steps are those of\n"
+             "guessing hidden tokens, if there were any, + those with labels.\n",
     .options = options,
     .word = "FILE",
     .word_offset = offsetof(results_values, file),

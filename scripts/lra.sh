@@ -12,6 +12,7 @@
 #   PRETRAIN    steps of guessing hidden tokens of the training set before, PRETRAIN_ARGS: their
 #               flags; 0, but best/ has 16000 for text, 12000 for retrieval, 11000 for image,
 #               8000 for pathfinder
+#   GUESS       a folder of such weights from an earlier run (RUN/guess) to start with instead
 #   IMDB, CIFAR10, AAN   folders of the official files, or of those that data import writes
 #   LISTOPS, PATHFINDER, PATHX   likewise; without them these sets are made
 #   ITEMS       made sets: items to train on, an eighth each for validation and test
@@ -130,7 +131,10 @@ evaluate() {
 # recipe TASK: what comes before, unless the caller says so: sets guess, flags
 recipe() {
     guess=${PRETRAIN:-0} flags=${PRETRAIN_ARGS:-}
-    if [ -z "${PRETRAIN:-}" ]; then
+    if [ -n "${GUESS:-}" ]; then
+        [ -f "$GUESS/config.json" ] || fail "GUESS: there is no run in '$GUESS'"
+        guess=$(number steps <"$GUESS/config.json") flags=
+    elif [ -z "${PRETRAIN:-}" ]; then
         texts="--rate 1e-3 --warmup 500 --dropout 0"
         pixels="--rate 1e-3 --warmup 300 --dropout 0 --weight_decay 0.05 --hide 0.5"
         case $SET/$1 in
@@ -154,7 +158,7 @@ pretrain() {
         if [ -n "$papers" ]; then texts="--data $papers" # of pairs: the papers, some held out
         else texts="--data $train ${valid:+--valid $valid}"; fi
         "$HT" train --run "$1/guess" --device "$HT_DEVICE" --preset "$SET/$2" --attention "$3" \
-            --seed "$SEED" $texts ${ARGS:-} --task denoise --steps "$guess" $flags
+            --seed "$SEED" $texts ${BATCH:+--batch "$BATCH"} ${ARGS:-} --task denoise --steps "$guess" $flags
     fi
     touch "$1/guess/done"
 }
@@ -163,7 +167,7 @@ pretrain() {
 one() {
     name=$SET-$1-$2-$SEED${STEPS:+-$STEPS}$(printf %s "${ARGS:-}" | tr -cs '[:alnum:].' _)
     recipe "$1"
-    if [ "$guess" -gt 0 ]; then name=$name-guess$guess; fi
+    if [ "$guess" -gt 0 ]; then name=$name-guess$guess${GUESS:+-given}; fi
     if [ ${#name} -gt 200 ]; then # names of files end at 255 bytes
         name=$(printf %.180s "$name")-$(printf %s "$name" | cksum | cut -d ' ' -f 1)
     fi
@@ -174,7 +178,8 @@ one() {
     fi
     mkdir -p "$RUNS" "$(dirname "$RESULTS")/logs"
     begin=$(date +%s)
-    if [ "$guess" -gt 0 ]; then pretrain "$run" "$1" "$2"; fi
+    if [ "$guess" -gt 0 ] && [ -z "${GUESS:-}" ]; then pretrain "$run" "$1" "$2"; fi
+    weights=${GUESS:-$run/guess}
     set -- "$1" "$2" --run "$run" --device "$HT_DEVICE"
     task=$1 kind=$2
     shift 2
@@ -187,7 +192,7 @@ one() {
         if [ -n "${BATCH:-}" ]; then set -- "$@" --batch "$BATCH"; fi
         # shellcheck disable=SC2086 # flags are words
         set -- "$@" ${ARGS:-}
-        if [ "$guess" -gt 0 ]; then set -- "$@" --init "$run/guess"; fi
+        if [ "$guess" -gt 0 ]; then set -- "$@" --init "$weights"; fi
     fi
     echo "== $SET/$task, $kind attention, seed $SEED, on $HT_DEVICE"
     if [ -n "${LIMIT:-}" ]; then
@@ -221,7 +226,7 @@ one() {
     log=$(dirname "$RESULTS")/logs/$(basename "$run").jsonl.gz
     gzip -9 -n -c "$run/log.jsonl" >"$log"
     if [ "$guess" -gt 0 ]; then
-        gzip -9 -n -c "$run/guess/log.jsonl" >"${log%.jsonl.gz}-guess.jsonl.gz"
+        gzip -9 -n -c "$weights/log.jsonl" >"${log%.jsonl.gz}-guess.jsonl.gz"
     fi
     {
         printf '{"task": "%s", "preset": "%s", "attention": "%s", ' "$task" "$SET/$task" "$kind"
@@ -230,7 +235,8 @@ one() {
         printf '"seed": %s, "steps": %s, "batch": %s, "args": "%s", ' "$SEED" \
             "$(number steps <"$run/config.json")" "$(number batch <"$run/config.json")" "${ARGS:-}"
         if [ "$guess" -gt 0 ]; then
-            printf '"pretrain": %s, "pretrain_args": "%s", ' "$guess" "$flags"
+            printf '"pretrain": %s, "pretrain_args": "%s", ' "$guess" \
+                "${GUESS:+of an earlier run}$flags"
         fi
         printf '"commit": "%s", "device": "%s", "date": "%s", "seconds": %s, "weights": "best", ' \
             "$commit" "$HT_DEVICE" "$(date -u +%Y-%m-%d)" "$seconds"

@@ -213,7 +213,10 @@ static void test_results(void **state) {
         "{\"task\": \"listops\", \"preset\": \"lra/listops\", \"attention\": \"hierarchical\", "
         "\"commit\": \"abc\", \"block\": 32, \"seed\": 1, \"steps\": 5000, \"seconds\": 60, "
         "\"fresh_accuracy\": 0.125, \"valid_accuracy\": "
-        "0.4, \"test_accuracy\": 0.375, \"test_error\": 0.01}\n";
+        "0.4, \"test_accuracy\": 0.375, \"test_error\": 0.01}\n"
+        "{\"task\": \"text\", \"preset\": \"lra/text\", \"attention\": \"local\", \"commit\": "
+        "\"abc\", \"block\": 16, \"seed\": 1, \"steps\": 40, \"pretrain\": 300, \"seconds\": 90, "
+        "\"valid_accuracy\": 0.6, \"test_accuracy\": 0.5, \"test_error\": 0.003}\n";
     program_write("lra.jsonl", lines, strlen(lines));
     const program_result *r = program_run("results lra.jsonl");
     assert_int_equal(r->code, 0);
@@ -225,6 +228,11 @@ static void test_results(void **state) {
     r = program_run("results lra.jsonl --markdown");
     assert_non_null(
         strstr(r->out, "| text | lra/text | local | 16 | 1 | 20000 | 1.5 | 50.00 | 62.50"));
+    assert_non_null(strstr(r->out, "| 300+40 |"));
+    r = program_run("results lra.jsonl --best");
+    assert_non_null(strstr(r->out, "lra/listops"));
+    assert_non_null(strstr(r->out, " 300+40 ")); /* validates better than the other on text */
+    assert_null(strstr(r->out, "20000"));
     program_write("lra.jsonl", "{}\n", 3);
     program_expect(1, "lra.jsonl:1: this is no run", "results lra.jsonl");
 }
