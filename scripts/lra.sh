@@ -135,13 +135,13 @@ recipe() {
         [ -f "$GUESS/config.json" ] || fail "GUESS: there is no run in '$GUESS'"
         guess=$(number steps <"$GUESS/config.json") flags=
     elif [ -z "${PRETRAIN:-}" ]; then
-        texts="--rate 1e-3 --warmup 500 --dropout 0"
-        pixels="--rate 1e-3 --warmup 300 --dropout 0 --weight_decay 0.05 --hide 0.5"
+        of_text="--rate 1e-3 --warmup 500 --dropout 0"
+        of_image="--rate 1e-3 --warmup 300 --dropout 0 --weight_decay 0.05 --hide 0.5"
         case $SET/$1 in
-        best/text) guess=16000 flags=$texts ;;
-        best/retrieval) guess=12000 flags=$texts ;;
-        best/image) guess=11000 flags=$pixels ;;
-        best/pathfinder) guess=8000 flags=$pixels ;;
+        best/text) guess=16000 flags=$of_text ;;
+        best/retrieval) guess=12000 flags=$of_text ;;
+        best/image) guess=11000 flags=$of_image ;;
+        best/pathfinder) guess=8000 flags=$of_image ;;
         *) flags='' ;;
         esac
     fi

@@ -1,0 +1,79 @@
+#!/bin/sh
+# Short runs that choose block, query and positions of the image tasks (docs/lra.md): hidden pixels
+# are guessed for 1,500 steps, or lra/image is trained for 6,000 with other first embeddings. One
+# line of JSON per run into results/sweeps.jsonl. They validate; no test set is looked at.
+# scripts/lra_sweep.sh image|pathfinder|embeddings...
+#
+# Variables, all optional: HT_DEVICE, HT, CIFAR10 (a folder that data import wrote), PATHFINDER (one
+# that data make wrote), RUNS, RESULTS, STEPS, COMMIT; ARGS: more flags of train
+set -eu
+cd "$(dirname "$0")/.."
+HT=${HT:-build/htransformer}
+HT_DEVICE=${HT_DEVICE:-cuda:0}
+RUNS=${RUNS:-runs/sweep}
+RESULTS=${RESULTS:-results/sweeps.jsonl}
+COMMIT=${COMMIT:-$(git rev-parse --short=10 HEAD 2>/dev/null || echo unknown)}
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+
+# set_of FOLDER NAME: the flags for its training and validation parts
+set_of() {
+    for end in "" .zst; do
+        if [ -f "$1/$2-train.images$end" ]; then
+            echo "--data $1/$2-train.images$end --valid $1/$2-valid.images$end"
+            return 0
+        fi
+    done
+    echo "lra_sweep.sh: there is no $2-train.images in '$1'" >&2
+    return 1
+}
+
+# try NAME FLAGS...
+try() {
+    name=$1
+    shift
+    rm -rf "${RUNS:?}/$name"
+    mkdir -p "$RUNS" "$(dirname "$RESULTS")/logs"
+    # shellcheck disable=SC2086 # flags are words
+    "$HT" train --run "$RUNS/$name" --device "$HT_DEVICE" $data "$@" ${STEPS:+--steps "$STEPS"} \
+        ${ARGS:-}
+    log=$(dirname "$RESULTS")/logs/sweep-$name.jsonl.gz
+    gzip -9 -n -c "$RUNS/$name/log.jsonl" >"$log"
+    last=$(grep '"valid_loss"' "$RUNS/$name/log.jsonl" | tail -n 1)
+    printf '{"run": "%s", "args": "%s", "commit": "%s", "device": "%s", "last": %s, "log": "%s"}\n' \
+        "$name" "$*" "$COMMIT" "$HT_DEVICE" "$last" "$log" | tee -a "$RESULTS"
+}
+
+# blocks NAME PRESET: hidden pixels, with other blocks, queries and positions
+blocks() {
+    set -- "$1" --preset "$2" --dtype bf16 --task denoise --embed_waves 2 --dropout 0 \
+        --rate 1e-3 --warmup 200 --hide 0.5 --steps 1500 --eval_every 750 --eval_items 1000
+    short=$1
+    shift
+    try "$short-mean-16" "$@" --block 16 --query mean --relative_bias 0
+    try "$short-mean-32" "$@" --block 32 --query mean --relative_bias 0
+    try "$short-fine-64" "$@" --block 64 --query fine --relative_bias 0
+    try "$short-fine-64-bias" "$@" --block 64 --query fine --relative_bias 1
+    try "$short-fine-64-learned" "$@" --block 64 --query fine --relative_bias 0 --learned 1
+    try "$short-fine-128" "$@" --block 128 --query fine --relative_bias 0
+}
+
+embeddings() {
+    set -- --preset lra/image --dtype bf16 --attention_dropout 0 --learned 0 --rotary all \
+        --pool mean --embed_std 0.1 --hidden 640 --rate 2e-3 --warmup 300 --dropout 0.2 \
+        --decay matrices --clip 1 --eval_every 1000 --steps 6000
+    try waves-1 "$@" --embed_waves 1 --weight_decay 0.05
+    try waves-1-decay "$@" --embed_waves 1 --weight_decay 0.3
+    try waves-0.5-decay "$@" --embed_waves 0.5 --weight_decay 0.3
+    try waves-2-decay "$@" --embed_waves 2 --weight_decay 0.3
+}
+
+[ $# -gt 0 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
+for what in "$@"; do
+    case $what in
+    image) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10) && blocks image best/image ;;
+    pathfinder) data=$(set_of "${PATHFINDER:-data/lra/pathfinder}" pathfinder) &&
+        blocks pathfinder best/pathfinder ;;
+    embeddings) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10) && embeddings ;;
+    *) echo "lra_sweep.sh: there is no sweep '$what', but image pathfinder embeddings" >&2; exit 2 ;;
+    esac
+done
