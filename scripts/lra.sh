@@ -158,7 +158,8 @@ pretrain() {
         if [ -n "$papers" ]; then texts="--data $papers" # of pairs: the papers, some held out
         else texts="--data $train ${valid:+--valid $valid}"; fi
         "$HT" train --run "$1/guess" --device "$HT_DEVICE" --preset "$SET/$2" --attention "$3" \
-            --seed "$SEED" $texts ${BATCH:+--batch "$BATCH"} ${ARGS:-} --task denoise --steps "$guess" $flags
+            --seed "$SEED" $texts ${BATCH:+--batch "$BATCH"} ${ARGS:-} --task denoise \
+            --steps "$guess" $flags
     fi
     touch "$1/guess/done"
 }

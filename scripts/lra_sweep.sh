@@ -39,8 +39,10 @@ try() {
     log=$(dirname "$RESULTS")/logs/sweep-$name.jsonl.gz
     gzip -9 -n -c "$RUNS/$name/log.jsonl" >"$log"
     last=$(grep '"valid_loss"' "$RUNS/$name/log.jsonl" | tail -n 1)
-    printf '{"run": "%s", "args": "%s", "commit": "%s", "device": "%s", "last": %s, "log": "%s"}\n' \
-        "$name" "$*" "$COMMIT" "$HT_DEVICE" "$last" "$log" | tee -a "$RESULTS"
+    {
+        printf '{"run": "%s", "args": "%s", "commit": "%s", ' "$name" "$*" "$COMMIT"
+        printf '"device": "%s", "last": %s, "log": "%s"}\n' "$HT_DEVICE" "$last" "$log"
+    } | tee -a "$RESULTS"
 }
 
 # blocks NAME PRESET: hidden pixels, with other blocks, queries and positions
@@ -74,6 +76,9 @@ for what in "$@"; do
     pathfinder) data=$(set_of "${PATHFINDER:-data/lra/pathfinder}" pathfinder) &&
         blocks pathfinder best/pathfinder ;;
     embeddings) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10) && embeddings ;;
-    *) echo "lra_sweep.sh: there is no sweep '$what', but image pathfinder embeddings" >&2; exit 2 ;;
+    *)
+        echo "lra_sweep.sh: there is no sweep '$what', but image pathfinder embeddings" >&2
+        exit 2
+        ;;
     esac
 done
