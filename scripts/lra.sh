@@ -168,7 +168,8 @@ pretrain() {
 one() {
     name=$SET-$1-$2-$SEED${STEPS:+-$STEPS}$(printf %s "${ARGS:-}" | tr -cs '[:alnum:].' _)
     recipe "$1"
-    if [ "$guess" -gt 0 ]; then name=$name-guess$guess${GUESS:+-given}; fi
+    if [ "$guess" -gt 0 ]; then name=$name-guess$guess; fi
+    if [ -n "${GUESS:-}" ]; then name=$name-$(echo "$GUESS" | cksum | cut -d ' ' -f 1); fi
     if [ ${#name} -gt 200 ]; then # names of files end at 255 bytes
         name=$(printf %.180s "$name")-$(printf %s "$name" | cksum | cut -d ' ' -f 1)
     fi

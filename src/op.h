@@ -215,7 +215,7 @@ typedef enum hti_pool {
 /* Sequence b is rows start[b] ... start[b] + count[b] - 1: its first or last row, or the mean of
  * its rows (of those that the mask lets through; none: zero), or of each column the largest of them
  * (not a number: that). backward sets all rows of dx, zero outside the sequences; a maximum's
- * gradient goes to the first row that has it, so it reads x and out. */
+ * gradient goes to the first row that has it, for which x is read again. */
 typedef struct hti_pool_call {
     ht_dtype dtype;
     hti_pool kind;

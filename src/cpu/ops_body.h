@@ -245,7 +245,7 @@ static void FN(rotary)(ht_context *ctx, const hti_rotary_call *a) {
 /* 1/number of rows that a mean goes over; 0 if there are none */
 static real FN(pool_weight)(const hti_pool_call *a, int64_t b) {
     int64_t n = a->count[b];
-    if (a->kind != HTI_POOL_ALL && a->mask)
+    if (a->kind == HTI_POOL_VALID && a->mask)
         for (int64_t i = 0; i < a->count[b]; i++) n -= !a->mask[a->start[b] + i];
     return n > 0 ? 1 / (real)n : 0;
 }
