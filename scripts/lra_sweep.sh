@@ -15,16 +15,18 @@ RESULTS=${RESULTS:-results/sweeps.jsonl}
 COMMIT=${COMMIT:-$(git rev-parse --short=10 HEAD 2>/dev/null || echo unknown)}
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
+fail() {
+    echo "lra_sweep.sh: $*" >&2
+    exit 1
+}
+[ -x "$HT" ] || fail "there is no $HT: run scripts/build.sh, or set HT"
+
 # set_of FOLDER NAME: the flags for its training and validation parts
 set_of() {
-    for end in "" .zst; do
-        if [ -f "$1/$2-train.images$end" ]; then
-            echo "--data $1/$2-train.images$end --valid $1/$2-valid.images$end"
-            return 0
-        fi
-    done
-    echo "lra_sweep.sh: there is no $2-train.images in '$1'" >&2
-    return 1
+    end=images
+    [ -f "$1/$2-train.$end" ] || end=images.zst
+    [ -f "$1/$2-train.$end" ] || fail "there is no $2-train.images in '$1'"
+    echo "--data $1/$2-train.$end --valid $1/$2-valid.$end"
 }
 
 # try NAME FLAGS...
@@ -72,13 +74,9 @@ embeddings() {
 [ $# -gt 0 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
 for what in "$@"; do
     case $what in
-    image) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10) && blocks image best/image ;;
-    pathfinder) data=$(set_of "${PATHFINDER:-data/lra/pathfinder}" pathfinder) &&
-        blocks pathfinder best/pathfinder ;;
-    embeddings) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10) && embeddings ;;
-    *)
-        echo "lra_sweep.sh: there is no sweep '$what', but image pathfinder embeddings" >&2
-        exit 2
-        ;;
+    image | embeddings) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10) ;;
+    pathfinder) data=$(set_of "${PATHFINDER:-data/lra/pathfinder}" pathfinder) ;;
+    *) fail "there is no sweep '$what', but image pathfinder embeddings" ;;
     esac
+    if [ "$what" = embeddings ]; then embeddings; else blocks "$what" "best/$what"; fi
 done
