@@ -307,13 +307,16 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(CHOICE, rotary, 0, 0, 2, "none (default), level0 or all: turn queries and keys by position") \
     X(REAL, rotary_theta, 10000, 1, 1000000000, "base of the rotary angles")                       \
     X(INT, relative_bias, 0, 0, 1, "learned bias by distance, in every layer")                     \
+    X(REAL, relative_slope, 0, 0, 100,                                                             \
+      "first values of relative_bias: fall by this per row in head 0, less in others")             \
     X(INT, projection_bias, 0, 0, 1, "biases in the attention's projections")                      \
     X(INT, tied, 0, 0, 1, "language, denoise: the output uses the embedding table")                \
     X(INT, head_hidden, 0, 0, 262144, "hidden size of the classifier's head; 0: one layer")        \
     X(INT, pair_features, 2, 2, 4, "pairs: 2: both vectors; 4: product and distance, too")         \
     X(INT, mask_zero, 1, 0, 1, "token 0 takes no part in attention (not in language models)")      \
     X(INT, causal, 0, 0, 1, "rows see no later ones; language models always do so")                \
-    X(REAL, hide, 0.3, 0, 1, "denoise: share of the tokens that are hidden and guessed")           \
+    X(REAL, hide, 0.3, 0, 1,                                                                       \
+      "denoise: share of the tokens hidden and guessed; 0: each next token")                       \
     X(INT, hide_run, 1, 1, 65536, "denoise: neighbours that are hidden together")                  \
     X(REAL, dropout, 0, 0, 1, "probability, below 1")                                              \
     X(REAL, attention_dropout, 0, 0, 1, "probability, below 1")                                    \
@@ -422,10 +425,10 @@ typedef struct ht_batch {
     const int32_t *tokens; /* the sequences one after the other */
     const int32_t
         *cu_seqlens; /* [sequences + 1]: sequence b is tokens cu_seqlens[b] ... cu_seqlens[b+1]-1 */
-    const int32_t
-        *targets; /* classify: [sequences]; pairs: [sequences / 2]; language: one per token, the
-                     next token; denoise: one per token, itself, which hides it from the model. -1:
-                     does not count. NULL where only predictions are wanted */
+    const int32_t *targets; /* classify: [sequences]; pairs: [sequences / 2]; language: one per
+                               token, the next token; denoise: one per token, itself, which hides it
+                               from the model (hide 0: the next token). -1: does not count. NULL
+                               where only predictions are wanted */
 } ht_batch;
 #define HT_BATCH_INIT \
     { .size = sizeof(ht_batch) }

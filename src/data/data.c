@@ -195,6 +195,13 @@ static void hide(ht_data *d, uint64_t key, int64_t at, int64_t n) {
     }
 }
 
+/* Targets of a sequence of which each token is guessed from those before it. */
+static void guess_next(ht_data *d, int64_t at, int64_t n) {
+    memcpy(d->batch_targets + at, d->batch_tokens + at + 1,
+           sizeof *d->batch_targets * (size_t)(n - 1));
+    d->batch_targets[at + n - 1] = -1;
+}
+
 /* Item `item` as number `slot` of the batch; draw: which drawing of the run this is. */
 static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw) {
     int width = per_item(d);
@@ -207,7 +214,11 @@ static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw) {
         int64_t sequence = d->papers.used ? papers_of(d)[item * width + i] : item * width + i;
         int64_t n = put_sequence(d, sequence, at);
         d->batch_starts[slot * width + i + 1] = (int32_t)(at + n);
-        if (d->config.task == HT_TASK_DENOISE) hide(d, draw, at, n);
+        if (d->config.task != HT_TASK_DENOISE) continue;
+        if (d->config.hide > 0)
+            hide(d, draw, at, n);
+        else
+            guess_next(d, at, n);
     }
     if (d->config.task != HT_TASK_DENOISE) d->batch_targets[slot] = labels_of(d)[item];
 }

@@ -22,7 +22,7 @@
     X(norm1_shift, "norm1.bias", 0, c->width, ZERO, 0, 1)                                    \
     X(qkv, "attention.qkv.weight", c->inner + 2 * HTI_KV, c->width, XAVIER_QKV, 1, 1)        \
     X(qkv_bias, "attention.qkv.bias", 0, c->inner + 2 * HTI_KV, ZERO, 0, c->projection_bias) \
-    X(relative, "attention.relative.weight", 4 * c->block - 1, c->heads, ZERO, 0,            \
+    X(relative, "attention.relative.weight", 4 * c->block - 1, c->heads, SLOPE, 0,           \
       c->relative_bias)                                                                      \
     X(merge, "attention.output.weight", c->width, c->inner, XAVIER, 1, 1)                    \
     X(merge_bias, "attention.output.bias", 0, c->width, ZERO, 0, c->projection_bias)         \

@@ -339,8 +339,12 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     CHECK(ctx, !c->tied || hti_config_by_token(c), HT_INVALID,
           "tied is for models that predict tokens, got task %s",
           ht_config_choice("task", (int)c->task));
-    CHECK(ctx, c->task != HT_TASK_DENOISE || (c->hide > 0 && c->hide < 1), HT_INVALID,
-          "hide must be above 0 and below 1, got %g", c->hide);
+    CHECK(ctx, c->task != HT_TASK_DENOISE || c->hide < 1, HT_INVALID,
+          "hide must be below 1, got %g", c->hide);
+    CHECK(ctx, c->task != HT_TASK_DENOISE || c->hide > 0 || c->causal, HT_INVALID,
+          "hide 0 guesses each next token, which only a causal model does not see: set causal 1");
+    CHECK(ctx, c->relative_slope == 0 || c->relative_bias, HT_INVALID,
+          "relative_slope is for relative_bias 1, got %g", c->relative_slope);
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->pool != HT_POOL_CLS, HT_INVALID,
           "pairs have no cls vector: pool must be first, last, mean or mean_all");
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->head_hidden % 2 == 0, HT_INVALID,

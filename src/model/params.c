@@ -143,6 +143,14 @@ static double embedding(uint64_t seed, int64_t tensor, const hti_param *t, int64
     return c->embed_std * normal(seed, tensor, i, 0);
 }
 
+/* A bias by distance that falls on both sides, in each head more gently than in the one before:
+ * over all heads by 2^8. */
+static double slope(const hti_param *t, int64_t i, const ht_config *c) {
+    int64_t heads = t->shape[1], distance = i / heads - t->shape[0] / 2;
+    return -c->relative_slope * exp2(-8.0 * (double)(i % heads) / (double)heads) *
+           fabs((double)distance);
+}
+
 /* Limit of Xavier's uniform values for a row of the matrix. */
 static double xavier(const hti_param *t, int64_t row, const ht_config *c) {
     int64_t out = t->shape[0];
@@ -160,6 +168,7 @@ void hti_param_init(double *out, const hti_params *params, int64_t index, const 
         case HTI_INIT_ZERO: out[i] = 0; break;
         case HTI_INIT_ONE: out[i] = 1; break;
         case HTI_INIT_EMBED: out[i] = embedding(seed, index, t, i, config); break;
+        case HTI_INIT_SLOPE: out[i] = slope(t, i, config); break;
         case HTI_INIT_NORMAL02: out[i] = 0.02 * normal(seed, index, i, 0); break;
         case HTI_INIT_TINY: out[i] = 1e-6 * normal(seed, index, i, 0); break;
         case HTI_INIT_LECUN: out[i] = lecun * normal_cut(seed, index, i); break;

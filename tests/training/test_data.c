@@ -385,9 +385,27 @@ static void hiding(void **state) {
     assert_memory_equal(first, b.targets, sizeof *first * ITEMS * LENGTH);
     free(first);
     ht_data_close(data);
+    config.hide = 1;
+    REFUSED(cpu, ht_config_check(cpu, &config), HT_INVALID, "hide must be below 1, got 1");
     config.hide = 0;
-    REFUSED(cpu, ht_config_check(cpu, &config), HT_INVALID,
-            "hide must be above 0 and below 1, got 0");
+    REFUSED(cpu, ht_config_check(cpu, &config), HT_INVALID, "only a causal model does not see");
+}
+
+/* With hide 0 each token but a text's first is the target of the one before it. */
+static void next_tokens(void **state) {
+    (void)state;
+    static const int32_t want[] = {'b' + 1, 'c' + 1, -1, -1, 'z' + 1, -1};
+    training_write(path, "0\tabc\n1\tx\n0\tyz\n", 17);
+    ht_config config = training_config(
+        cpu, "{\"task\":\"denoise\",\"length\":5,\"batch\":4,\"hide\":0,\"causal\":1}");
+    ht_data *data;
+    ht_batch b = HT_BATCH_INIT;
+    OK(cpu, open_as(&data, &config, path, HT_PART_TRAIN, 0));
+    OK(cpu, ht_data_next(data, &b));
+    assert_int_equal(b.sequences, 3);
+    assert_int_equal(b.cu_seqlens[3], 6);
+    assert_memory_equal(b.targets, want, sizeof want);
+    ht_data_close(data);
 }
 
 /* ---- configurations ---- */
@@ -452,7 +470,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(listops),    cmocka_unit_test(expressions), cmocka_unit_test(tsv),
         cmocka_unit_test(tsv_faults), cmocka_unit_test(ten_million), cmocka_unit_test(text),
-        cmocka_unit_test(drawing),    cmocka_unit_test(hiding),      cmocka_unit_test(configs),
+        cmocka_unit_test(drawing),    cmocka_unit_test(hiding),      cmocka_unit_test(next_tokens),
+        cmocka_unit_test(configs),
     };
     return cmocka_run_group_tests_name("data", tests, open_all, close_all);
 }

@@ -103,6 +103,34 @@ static void waves(void **state) {
     for (int a = 0; a + 1 < GREYS; a++) assert_true(fabs(alike(table, a, a + 1)) < 0.6);
 }
 
+/* relative_slope 0.5 in 4 heads: 0.5, 0.125, ... per row of distance, on both sides. */
+static void slopes(void **state) {
+    enum { BLOCK = 4, HEADS = 4, ROWS = 4 * BLOCK - 1 };
+    static const double per_row[HEADS] = {0.5, 0.125, 0.03125, 0.0078125};
+    double table[ROWS * HEADS];
+    ht_config config = HT_CONFIG_INIT;
+    ht_model *model;
+    (void)state;
+    OK(ref, ht_config_preset(ref, &config, NULL));
+    OK(ref, ht_config_read_json(ref, &config,
+                                "{\"layers\":1,\"width\":8,\"heads\":4,\"block\":4,"
+                                "\"relative_slope\":0.5}"));
+    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID,
+            "relative_slope is for relative_bias 1, got 0.5");
+    config.relative_bias = 1;
+    OK(ref, ht_model_create(&model, ref, &config));
+    int64_t i = 0;
+    ht_tensor_info info = HT_TENSOR_INFO_INIT;
+    do OK(ref, ht_model_tensor(model, i++, &info));
+    while (!strstr(info.name, "relative"));
+    assert_int_equal(info.count, ROWS * HEADS);
+    OK(ref, ht_model_read(model, i - 1, table));
+    for (int row = 0; row < ROWS; row++)
+        for (int h = 0; h < HEADS; h++)
+            assert_true(table[row * HEADS + h] == -per_row[h] * abs(row - ROWS / 2));
+    ht_model_destroy(model);
+}
+
 /* ---- gradients ---- */
 
 /* Every test model starts from this, then changes something. */
@@ -147,6 +175,7 @@ static const char *const models[] = {
     "\"attention\":\"local\",\"rotary\":\"level0\",\"tied\":1,\"sinusoidal\":0,\"pad\":1}",
     "{" LANGUAGE "\"sinusoidal\":0,\"kv_heads\":1,\"projection_bias\":1}",
     "{" DENOISE "\"pool\":\"cls\",\"rotary\":\"all\"}",
+    "{" DENOISE "\"pool\":\"last\",\"hide\":0,\"causal\":1,\"query\":\"fine\"}",
     "{" DENOISE DROP "\"pool\":\"mean\",\"query\":\"fine\",\"tied\":1}",
     "{" DENOISE "\"pool\":\"mean\",\"attention\":\"local\",\"learned\":1,\"pad\":1}",
 };
@@ -332,6 +361,11 @@ static void hidden(void **state) {
     REFUSED(ref, ht_trainer_predict(s->trainer, &s->batch.batch, out), HT_UNSUPPORTED,
             "a model that denoises has no predictions");
     drop(s);
+    s = make("{" DENOISE "\"pool\":\"last\",\"hide\":0,\"causal\":1}"); /* hides nothing */
+    before = loss_of(s);
+    s->batch.tokens[0] = 1 + s->batch.tokens[0] % (int32_t)(s->config.vocab - 1);
+    assert_true(s->batch.targets[0] >= 0 && loss_of(s) != before);
+    drop(s);
 }
 
 /* Logits of the first `rows` tokens as one text. */
@@ -381,6 +415,7 @@ int main(void) {
     int n = 0;
     tests[n++] = (struct CMUnitTest){"counts", counts, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"waves", waves, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"slopes", slopes, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"hidden", hidden, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"reads on", reads_on, NULL, NULL, NULL};
     for (int i = 0; i < MODELS; i++) {
