@@ -395,7 +395,7 @@ static void hiding(void **state) {
 static void next_tokens(void **state) {
     (void)state;
     static const int32_t want[] = {'b' + 1, 'c' + 1, -1, -1, 'z' + 1, -1};
-    training_write(path, "0\tabc\n1\tx\n0\tyz\n", 17);
+    training_write(path, "0\tabc\n1\tx\n0\tyz\n", 15);
     ht_config config = training_config(
         cpu, "{\"task\":\"denoise\",\"length\":5,\"batch\":4,\"hide\":0,\"causal\":1}");
     ht_data *data;
