@@ -1,11 +1,12 @@
 #!/bin/sh
-# Short runs that choose block, query and positions of the image tasks (docs/lra.md): hidden pixels
-# are guessed for 1,500 steps, or lra/image is trained for 6,000 with other first embeddings. One
-# line of JSON per run into results/sweeps.jsonl. They validate; no test set is looked at.
-# scripts/lra_sweep.sh image|pathfinder|embeddings...
+# Short runs that choose block, query and positions (docs/lra.md): hidden pixels are guessed for
+# 1,500 steps, lra/image is trained for 6,000 with other first embeddings, lra/text for 2,500 with
+# other pooling and reach of heads. One line of JSON per run into results/sweeps.jsonl. They
+# validate; no test set is looked at.
+# scripts/lra_sweep.sh image|pathfinder|embeddings|text...
 #
-# Variables, all optional: HT_DEVICE, HT, CIFAR10 (a folder that data import wrote), PATHFINDER (one
-# that data make wrote), RUNS, RESULTS, STEPS, COMMIT; ARGS: more flags of train
+# Variables, all optional: HT_DEVICE, HT, CIFAR10, IMDB (folders that data import wrote), PATHFINDER
+# (one that data make wrote), RUNS, RESULTS, STEPS, COMMIT; ARGS: more flags of train
 set -eu
 cd "$(dirname "$0")/.."
 HT=${HT:-build/htransformer}
@@ -21,12 +22,13 @@ fail() {
 }
 [ -x "$HT" ] || fail "there is no $HT: run scripts/build.sh, or set HT"
 
-# set_of FOLDER NAME: the flags for its training and validation parts
+# set_of FOLDER NAME END: the flags for its training and validation parts
 set_of() {
-    end=images
-    [ -f "$1/$2-train.$end" ] || end=images.zst
-    [ -f "$1/$2-train.$end" ] || fail "there is no $2-train.images in '$1'"
-    echo "--data $1/$2-train.$end --valid $1/$2-valid.$end"
+    end=$3
+    [ -f "$1/$2-train.$end" ] || end=$3.zst
+    [ -f "$1/$2-train.$end" ] || fail "there is no $2-train.$3 in '$1'"
+    echo "--data $1/$2-train.$end"
+    [ ! -f "$1/$2-valid.$end" ] || echo "--valid $1/$2-valid.$end" # else a tenth is held out
 }
 
 # try NAME FLAGS...
@@ -71,12 +73,33 @@ embeddings() {
     try waves-2-decay "$@" --embed_waves 2 --weight_decay 0.3
 }
 
-[ $# -gt 0 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
+texts() {
+    set -- --preset lra/text --dtype bf16 --attention_dropout 0 --sinusoidal 0 --schedule cosine \
+        --clip 1 --decay matrices --warmup 300 --weight_decay 0.05 --eval_every 500 --steps 2500 \
+        --relative_bias 1 --rotary all --rate 5e-4 --dropout 0.2
+    try text-mean-slope-1 "$@" --pool mean --relative_slope 1
+    try text-mean-slope-0.25 "$@" --pool mean --relative_slope 0.25
+    try text-mean-slope-1-no-rotary "$@" --pool mean --relative_slope 1 --rotary none \
+        --embed_std 0.1
+    try text-mean-slope-1-fine-32 "$@" --pool mean --relative_slope 1 --query fine --block 32
+    try text-max "$@" --pool max
+    try text-max-slope-1 "$@" --pool max --relative_slope 1
+    try text-max-slope-2-small "$@" --pool max --relative_slope 2 --embed_std 0.1
+    try text-max-slope-1-linear "$@" --pool max --relative_slope 1 --rate 1e-3 --dropout 0.1 \
+        --head_hidden 0
+}
+
+[ $# -gt 0 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
 for what in "$@"; do
     case $what in
-    image | embeddings) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10) ;;
-    pathfinder) data=$(set_of "${PATHFINDER:-data/lra/pathfinder}" pathfinder) ;;
-    *) fail "there is no sweep '$what', but image pathfinder embeddings" ;;
+    image | embeddings) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10 images) ;;
+    pathfinder) data=$(set_of "${PATHFINDER:-data/lra/pathfinder}" pathfinder images) ;;
+    text) data=$(set_of "${IMDB:-data/lra/imdb}" imdb tsv) ;;
+    *) fail "there is no sweep '$what', but image pathfinder embeddings text" ;;
     esac
-    if [ "$what" = embeddings ]; then embeddings; else blocks "$what" "best/$what"; fi
+    case $what in
+    embeddings) embeddings ;;
+    text) texts ;;
+    *) blocks "$what" "best/$what" ;;
+    esac
 done
