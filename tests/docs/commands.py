@@ -79,7 +79,7 @@ def write_npy(path, shape, numbers, kind="<f4"):
 def prepare(work):
     """The files that the pages speak of."""
     lines = ["%d\t%s" % (i % 2, ["good", "bad"][i % 2] * 3) for i in range(80)]
-    for name in ("mail.tsv", "more.tsv"):
+    for name in ("mail.tsv", "more.tsv", "imdb-train.tsv"):
         (work / name).write_text("\n".join(lines) + "\n")
     (work / "books").mkdir()
     for name in ("books/one.txt", "more.txt"):
