@@ -2,8 +2,8 @@
 # Everything that must hold before a change is good: lint, then the tests in three builds.
 #
 #     build/        as users build it, with CUDA if nvcc is there          all tests
-#     build-asan/   gcc, address and undefined-behaviour sanitizers        all tests, of the
-#                   attention's cases every third (HT_TEST_THIN)
+#     build-asan/   gcc, address and undefined-behaviour sanitizers        all tests, of cases
+#                   that take long every third (HT_TEST_THIN)
 #     build-tsan/   clang, thread sanitizer, LLVM's OpenMP                 those with many threads
 #
 # Installs what is missing first (Debian, Ubuntu). The last line counts the tests of all builds:

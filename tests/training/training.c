@@ -58,6 +58,11 @@ void training_write(const char *path, const void *bytes, size_t count) {
     fclose(f);
 }
 
+size_t training_thin(void) {
+    const char *thin = getenv("HT_TEST_THIN");
+    return thin && atoi(thin) > 1 ? (size_t)atoi(thin) : 1;
+}
+
 double training_random(uint32_t *state) {
     *state = *state * 1664525u + 1013904223u;
     return (double)(*state >> 8) / 16777216.0;

@@ -40,6 +40,9 @@ int training_folder_close(void);
 const char *training_path(const char *name);
 void training_write(const char *path, const void *bytes, size_t count);
 
+/* HT_TEST_THIN=n, else 1: of cases that take long every n-th will do (for sanitizers). */
+size_t training_thin(void);
+
 /* A small generator for tests: uniform in [0, 1). */
 double training_random(uint32_t *state);
 
