@@ -339,9 +339,10 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     CHECK(ctx, !c->causal || c->attention != HT_HIERARCHICAL || c->query != 1, HT_INVALID,
           "a %s with query mean would see the future: use first or fine",
           language ? "language model" : "causal model");
-    CHECK(ctx, !c->causal || hti_config_by_token(c) || c->pool > HT_POOL_FIRST, HT_INVALID,
-          "the first row of a causal model sees itself alone: pool must be last or mean, got %s",
-          ht_config_choice("pool", (int)c->pool));
+    CHECK(
+        ctx, !c->causal || hti_config_by_token(c) || c->pool > HT_POOL_FIRST, HT_INVALID,
+        "the first row of a causal model sees itself alone: pool must be last, mean or max, got %s",
+        ht_config_choice("pool", (int)c->pool));
     CHECK(ctx, !c->tied || hti_config_by_token(c), HT_INVALID,
           "tied is for models that predict tokens, got task %s",
           ht_config_choice("task", (int)c->task));
@@ -350,9 +351,10 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     CHECK(ctx, c->task != HT_TASK_DENOISE || c->hide > 0 || c->causal, HT_INVALID,
           "hide 0 guesses each next token, which only a causal model does not see: set causal 1");
     CHECK(ctx, c->relative_slope == 0 || c->relative_bias, HT_INVALID,
-          "relative_slope is for relative_bias 1, got %g", c->relative_slope);
+          "relative_slope %g needs relative_bias 1; without a bias set relative_slope 0",
+          c->relative_slope);
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->pool != HT_POOL_CLS, HT_INVALID,
-          "pairs have no cls vector: pool must be first, last, mean or mean_all");
+          "pairs have no cls vector: pool must be first, last, mean, mean_all or max");
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->head_hidden % 2 == 0, HT_INVALID,
           "pairs need an even head_hidden, got %lld", (long long)c->head_hidden);
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->pair_features != 3, HT_INVALID,

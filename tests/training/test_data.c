@@ -439,7 +439,7 @@ static void configs(void **state) {
         {"{\"block\":7}", "block must be even, got 7"},
         {"{\"task\":\"language\",\"query\":\"mean\"}", "would see the future"},
         {"{\"causal\":1,\"pool\":\"last\",\"query\":\"mean\"}", "causal model with query mean"},
-        {"{\"causal\":1}", "pool must be last or mean, got cls"},
+        {"{\"causal\":1}", "pool must be last, mean or max, got cls"},
         {"{\"tied\":1}", "tied is for models that predict tokens"},
         {"{\"task\":\"pairs\"}", "pairs have no cls vector"},
         {"{\"dropout\":1}", "dropout must be below 1"},

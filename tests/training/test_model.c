@@ -116,7 +116,7 @@ static void slopes(void **state) {
                                 "{\"layers\":1,\"width\":8,\"heads\":4,\"block\":4,"
                                 "\"relative_slope\":0.5}"));
     REFUSED(ref, ht_config_check(ref, &config), HT_INVALID,
-            "relative_slope is for relative_bias 1, got 0.5");
+            "relative_slope 0.5 needs relative_bias 1; without a bias set relative_slope 0");
     config.relative_bias = 1;
     OK(ref, ht_model_create(&model, ref, &config));
     int64_t i = 0;
