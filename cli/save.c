@@ -92,6 +92,10 @@ bool save_write(save_file *save, const void *data, size_t bytes, cli_error *erro
 }
 
 bool save_finish(save_file *save, cli_error *error) {
+    /* of what was printed into the file something may have failed long ago: the last flush does
+     * not know of it, and the cause is forgotten */
+    if (ferror(save->file))
+        return cli_fail(error, "cannot write %s: only a part of it could be written", save->path);
     bool ok = fflush(save->file) == 0 && fsync(fileno(save->file)) == 0;
     if (!ok) write_failed(save, error);
     if (fclose(save->file) != 0 && ok) ok = write_failed(save, error);

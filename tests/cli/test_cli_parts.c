@@ -1,6 +1,6 @@
 /*
  * Parts of the command line that a run of it does not show: operation counts against the
- * definition, the JSON writer on numbers that JSON does not have.
+ * definition, the JSON writer on numbers that JSON does not have, a disk that is full for a while.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -10,10 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 #include <count.h>
 #include <json.h>
+#include <save.h>
 
 /* ---- counting ---------------------------------------------------------------------------- */
 
@@ -94,11 +97,38 @@ static void test_json_has_no_nan(void **state) {
                               "\"e\": null, \"f\": [-9, true]}");
 }
 
+/* ---- files ------------------------------------------------------------------------------- */
+
+/* What was printed in the middle did not fit, the rest would: the file is not whole. */
+static void test_a_hole_is_not_a_file(void **state) {
+    (void)state;
+    struct rlimit before, tight;
+    char folder[] = "/tmp/ht-parts-XXXXXX", path[64], piece[1 << 16] = {0};
+    cli_error error = {0};
+    save_file save;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/page.html", folder);
+    assert_true(save_open(&save, path, &error));
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    tight = before;
+    tight.rlim_cur = 8192;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
+    fwrite(piece, 1, sizeof piece, save.file);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    fputs("</html>", save.file);
+    assert_false(save_finish(&save, &error));
+    assert_non_null(strstr(error.text, "page.html: only a part of it could be written"));
+    save_discard(&save);
+    assert_int_equal(access(path, F_OK), -1);
+    assert_int_equal(rmdir(folder), 0); /* nothing is left */
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_counts_against_the_definition),
         cmocka_unit_test(test_the_nominal_count_is_the_limit),
         cmocka_unit_test(test_json_has_no_nan),
+        cmocka_unit_test(test_a_hole_is_not_a_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
