@@ -111,8 +111,9 @@ static void print(const totals *t, const run_model *m, const eval_values *v) {
     else if (m->config.task == HT_TASK_LANGUAGE)
         measure_print(&t->language, m->path, v->by_position);
     else if (m->config.task == HT_TASK_DENOISE)
-        printf("accuracy %.2f +- %.2f %% of %.0f hidden tokens, loss %.4f (%s)\n", 100 * share,
-               100 * sqrt(share * (1 - share) / t->targets), t->targets, loss, m->path);
+        printf("accuracy %.2f +- %.2f %% of %.0f %s tokens, loss %.4f (%s)\n", 100 * share,
+               100 * sqrt(share * (1 - share) / t->targets), t->targets,
+               m->config.hide > 0 ? "hidden" : "next", loss, m->path);
     else
         printf("accuracy %.2f +- %.2f %% of %.0f items, loss %.4f; the largest class alone %.2f %% "
                "(%s)\n",

@@ -157,7 +157,7 @@ const cli_command cli_results = {
     .name = "results",
     .summary = "runs of scripts/lra.sh beside the paper's numbers",
     .about = "FILE has one JSON object per run: results/lra.jsonl. Steps are those of\n"
-             "guessing hidden tokens, if there were any, + those with labels.\n",
+             "guessing tokens, if there were any, + those with labels.\n",
     .options = options,
     .word = "FILE",
     .word_offset = offsetof(results_values, file),

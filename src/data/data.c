@@ -214,10 +214,9 @@ static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw) {
         int64_t sequence = d->papers.used ? papers_of(d)[item * width + i] : item * width + i;
         int64_t n = put_sequence(d, sequence, at);
         d->batch_starts[slot * width + i + 1] = (int32_t)(at + n);
-        if (d->config.task != HT_TASK_DENOISE) continue;
-        if (d->config.hide > 0)
+        if (hti_config_hides(&d->config))
             hide(d, draw, at, n);
-        else
+        else if (d->config.task == HT_TASK_DENOISE)
             guess_next(d, at, n);
     }
     if (d->config.task != HT_TASK_DENOISE) d->batch_targets[slot] = labels_of(d)[item];

@@ -67,9 +67,6 @@ ht_status hti_batch_check(const hti_net *n, const ht_batch *b) {
     return HT_OK;
 }
 
-/* Are targets the rows' own tokens? Otherwise they are the next ones. */
-static int hides(const ht_config *c) { return c->task == HT_TASK_DENOISE && c->hide > 0; }
-
 /* Rows of sequence i of the batch (none: i is beyond it) from row `at` on; returns how many are
  * used. masked: some row of the batch is, so all of them need their mask. */
 static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t at, int masked) {
@@ -97,7 +94,7 @@ static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t 
         if (b->targets && tokens)
             memcpy(target + skip, b->targets + first, sizeof *target * (size_t)tokens);
     }
-    if (hides(c)) /* what is to be guessed must not be seen */
+    if (hti_config_hides(c)) /* what is to be guessed must not be seen */
         for (int64_t k = 0; k < rows; k++)
             if (target[k] >= 0) row[k] = -1;
     n->start_host[i] = (int32_t)at;
@@ -117,7 +114,7 @@ void hti_batch_stage(hti_net *n, const ht_batch *b) {
     int64_t sequences = n->fixed ? n->max_sequences : b->sequences, at = 0, longest = 0;
     int masked = c->mask_zero || (n->fixed && rows < n->max_sequences * n->max_length);
     /* rows are the caller's tokens as they are: nothing to put together while the device waits */
-    int ready = !masked && !hti_config_has_cls(c) && !hides(c);
+    int ready = !masked && !hti_config_has_cls(c) && !hti_config_hides(c);
     n->tokens_from = ready ? b->tokens : n->tokens_host;
     n->cu_host[0] = 0;
     for (int64_t i = 0; i < sequences; i++) {

@@ -17,6 +17,10 @@ ht_status hti_config_parse(ht_context *ctx, ht_config *out, const char *json);
 static inline int hti_config_by_token(const ht_config *c) {
     return c->task == HT_TASK_LANGUAGE || c->task == HT_TASK_DENOISE;
 }
+/* Are targets the rows' own tokens, which the model must not see? Otherwise they are the next. */
+static inline int hti_config_hides(const ht_config *c) {
+    return c->task == HT_TASK_DENOISE && c->hide > 0;
+}
 /* A model that denoises has the rows of the classifier that will be made of it. */
 static inline int hti_config_has_cls(const ht_config *c) {
     return (c->task == HT_TASK_CLASSIFY || c->task == HT_TASK_DENOISE) && c->pool == HT_POOL_CLS;

@@ -26,7 +26,7 @@
 #define HTI_MODEL_PARAMS(X)                                                                     \
     X(embed, "embed.tokens.weight", c->vocab, c->width, EMBED, 0, 1)                            \
     X(cls, "embed.cls", 0, c->width, ZERO, 0, /* stands for hidden tokens, too */               \
-      hti_config_has_cls(c) || c->task == HT_TASK_DENOISE)                                      \
+      hti_config_has_cls(c) || hti_config_hides(c))                                             \
     X(learned, "embed.positions.weight", hti_config_rows(c), c->width, NORMAL02, 0, c->learned) \
     X(norm_scale, "norm.weight", 0, c->width, ONE, 0, 1)                                        \
     X(norm_shift, "norm.bias", 0, c->width, ZERO, 0, 1)                                         \

@@ -198,6 +198,11 @@ static void test_init(void **state) {
     assert_int_equal(program_run("train --run guess --task denoise --steps 4 " LISTOPS)->code, 0);
     assert_non_null(strstr(program_run("eval guess --items 32")->out, "hidden tokens"));
     assert_null(strstr(program_run("eval guess --items 32 --json")->out, "majority"));
+    assert_int_equal(program_run("train --run next --task denoise --hide 0 --causal 1 --pool last "
+                                 "--steps 4 " LISTOPS)
+                         ->code,
+                     0);
+    assert_non_null(strstr(program_run("eval next --items 32")->out, "next tokens"));
     const program_result *r = program_run("train --run from --init guess --steps 2 " LISTOPS);
     assert_int_equal(r->code, 0);
     assert_non_null(strstr(r->out, " tensors from guess/"));
