@@ -335,6 +335,8 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(INT, warmup, 100, 0, 1000000000, "steps until the rate is reached")                          \
     X(REAL, weight_decay, 0, 0, 1000, "decoupled weight decay")                                    \
     X(CHOICE, decay, 0, 0, 1, "matrices (default) or all parameters")                              \
+    X(CHOICE, optimizer, 0, 0, 1, "adamw (default), or muon for the matrices of the layers")       \
+    X(REAL, momentum, 0.95, 0, 1, "Muon: memory of the mean")                                      \
     X(REAL, beta1, 0.9, 0, 1, "AdamW: memory of the mean")                                         \
     X(REAL, beta2, 0.98, 0, 1, "AdamW: memory of the square")                                      \
     X(REAL, adam_epsilon, 1e-9, 0, 1, "AdamW: added to the square root")                           \
@@ -380,6 +382,7 @@ enum { HT_POOL_CLS, HT_POOL_FIRST, HT_POOL_MEAN, HT_POOL_MEAN_ALL, HT_POOL_LAST,
 enum { HT_ROTARY_NONE, HT_ROTARY_LEVEL0, HT_ROTARY_ALL };
 enum { HT_SCHEDULE_CONSTANT, HT_SCHEDULE_RSQRT, HT_SCHEDULE_COSINE, HT_SCHEDULE_LINEAR };
 enum { HT_DECAY_MATRICES, HT_DECAY_ALL };
+enum { HT_OPTIMIZER_ADAMW, HT_OPTIMIZER_MUON };
 
 /* Name number `index` of the CHOICE `key` ("attention", 1: "full"); NULL: there is none. */
 HT_API const char *ht_config_choice(const char *key, int index);

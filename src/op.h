@@ -267,6 +267,27 @@ typedef struct hti_adamw_call {
     double beta1, beta2, epsilon, decay, clip;
 } hti_adamw_call;
 
+/* Muon over `count` matrices of one shape in the arena, matrix i at element at[i]. With g' as
+ * above: m = b m + (1-b) g',  x = b m + (1-b) g',  p -= rate (0.2 sqrt(max(rows, columns)) o +
+ * decay p) where o comes from x / |x| by HTI_MUON_TURNS times o = a o + (b s + c s^2) o, s = o o^T:
+ * nearly the orthogonal matrix next to x, all its singular values between 0.68 and 1.13. 0.2: the
+ * mean square of an element's step is then what AdamW's usually is, so that rates can be kept. Does
+ * nothing unless square and loss are finite. */
+enum { HTI_MUON_MOST = 96, HTI_MUON_TURNS = 5 };
+#define HTI_MUON_A 3.4445
+#define HTI_MUON_B (-4.7750)
+#define HTI_MUON_C 2.0315
+typedef struct hti_muon_call {
+    ht_dtype dtype;
+    int64_t rows, columns, count; /* count <= HTI_MUON_MOST */
+    int64_t at[HTI_MUON_MOST];
+    void *p, *m, *w; /* arenas, as for AdamW */
+    const void *g;
+    const hti_step *step; /* device */
+    double momentum, decay, clip;
+    void *scratch; /* hti_ops.muon_scratch bytes */
+} hti_muon_call;
+
 typedef struct hti_ops {
     const char *name;
     const void *kernels; /* the back end's own: which copy of its kernels this table uses */
@@ -330,6 +351,8 @@ typedef struct hti_ops {
     ht_status (*square)(ht_context *ctx, ht_dtype dtype, hti_step *step, const void *g,
                         int64_t count);
     ht_status (*adamw)(ht_context *ctx, const hti_adamw_call *call);
+    size_t (*muon_scratch)(const ht_context *ctx, const hti_muon_call *call);
+    ht_status (*muon)(ht_context *ctx, const hti_muon_call *call);
     ht_status (*round)(ht_context *ctx, ht_dtype dtype, void *w, const void *p,
                        int64_t count); /* w = p in dtype */
 

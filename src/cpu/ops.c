@@ -3,6 +3,7 @@
  */
 #include "cpu/ops.h"
 
+#include <math.h>
 #include <string.h>
 
 static const hti_model_kernels *kernels(const ht_context *ctx, ht_dtype dtype) {
@@ -58,6 +59,61 @@ ht_status hti_cpu_round(ht_context *ctx, ht_dtype dtype, void *w, const void *p,
 
 ht_status hti_cpu_gemm_plain(ht_context *ctx, const hti_gemm *call) {
     kernels(ctx, call->dtype)->gemm(ctx, call);
+    return HT_OK;
+}
+
+/* ---- Muon ---- */
+
+/* x and one product of its size, two of the square of its smaller side. */
+size_t hti_cpu_muon_scratch(const ht_context *ctx, const hti_muon_call *a) {
+    int64_t side = a->rows < a->columns ? a->rows : a->columns;
+    (void)ctx;
+    return (size_t)(2 * a->rows * a->columns + 2 * side * side) * hti_bytes(a->dtype);
+}
+
+/* c = op(a) op(b), all matrices as they lie. */
+static ht_status multiply(ht_context *ctx, ht_dtype dtype, void *c, const void *a, const void *b,
+                          int64_t m, int64_t n, int64_t k, int transpose_a, int transpose_b) {
+    hti_gemm product = {.dtype = dtype,
+                        .m = m,
+                        .n = n,
+                        .k = k,
+                        .transpose_a = transpose_a,
+                        .transpose_b = transpose_b,
+                        .a = a,
+                        .lda = transpose_a ? m : k,
+                        .b = b,
+                        .ldb = transpose_b ? k : n,
+                        .c = c,
+                        .ldc = n};
+    return ctx->ops->gemm(ctx, &product);
+}
+
+/* One turn: x = a x + (b s + c s^2) x, s the product of x and its transpose on the smaller side. */
+static ht_status muon_turn(ht_context *ctx, const hti_muon_call *a, char *x) {
+    const hti_model_kernels *kern = kernels(ctx, a->dtype);
+    int64_t rows = a->rows, columns = a->columns, n = rows * columns;
+    int tall = rows > columns;
+    int64_t side = tall ? columns : rows, other = tall ? rows : columns;
+    size_t bytes = hti_bytes(a->dtype);
+    char *product = x + (size_t)n * bytes, *s = product + (size_t)n * bytes,
+         *s2 = s + (size_t)(side * side) * bytes;
+    TRY(multiply(ctx, a->dtype, s, x, x, side, side, other, tall, !tall));
+    TRY(multiply(ctx, a->dtype, s2, s, s, side, side, side, 0, 0));
+    kern->mix(ctx, s, HTI_MUON_B, s2, HTI_MUON_C, side * side);
+    TRY(multiply(ctx, a->dtype, product, tall ? x : s, tall ? s : x, rows, columns, side, 0, 0));
+    kern->mix(ctx, x, HTI_MUON_A, product, 1, n);
+    return HT_OK;
+}
+
+ht_status hti_cpu_muon(ht_context *ctx, const hti_muon_call *a) {
+    const hti_model_kernels *kern = kernels(ctx, a->dtype);
+    if (!isfinite(a->step->out.square) || !isfinite(a->step->out.loss)) return HT_OK;
+    for (int64_t i = 0; i < a->count; i++) {
+        kern->muon_begin(ctx, a, i, a->scratch);
+        for (int k = 0; k < HTI_MUON_TURNS; k++) TRY(muon_turn(ctx, a, a->scratch));
+        kern->muon_end(ctx, a, i, a->scratch);
+    }
     return HT_OK;
 }
 

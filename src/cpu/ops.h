@@ -27,6 +27,10 @@ typedef struct hti_model_kernels {
                       int64_t rows);
     void (*square)(ht_context *, hti_step *, const void *g, int64_t count);
     void (*adamw)(ht_context *, const hti_adamw_call *);
+    /* matrix i: its moment, and x = what is to be made orthogonal, of length 1 */
+    void (*muon_begin)(ht_context *, const hti_muon_call *, int64_t i, void *x);
+    void (*mix)(ht_context *, void *x, double scale, const void *y, double by, int64_t count);
+    void (*muon_end)(ht_context *, const hti_muon_call *, int64_t i, const void *x);
     void (*gemm)(ht_context *, const hti_gemm *); /* plain loops */
 } hti_model_kernels;
 
@@ -61,6 +65,8 @@ ht_status hti_cpu_loss(ht_context *ctx, const hti_loss_call *call);
 ht_status hti_cpu_square(ht_context *ctx, ht_dtype dtype, hti_step *step, const void *g,
                          int64_t count);
 ht_status hti_cpu_adamw(ht_context *ctx, const hti_adamw_call *call);
+size_t hti_cpu_muon_scratch(const ht_context *ctx, const hti_muon_call *call);
+ht_status hti_cpu_muon(ht_context *ctx, const hti_muon_call *call);
 ht_status hti_cpu_round(ht_context *ctx, ht_dtype dtype, void *w, const void *p, int64_t count);
 
 /* A table's entries for models: the float copy of the kernels, and the matrix product. */
@@ -73,6 +79,7 @@ ht_status hti_cpu_round(ht_context *ctx, ht_dtype dtype, void *w, const void *p,
     .rotary = hti_cpu_rotary, .pool_forward = hti_cpu_pool_forward,                       \
     .match_forward = hti_cpu_match_forward, .match_backward = hti_cpu_match_backward,     \
     .pool_backward = hti_cpu_pool_backward, .loss_scratch = hti_cpu_loss_scratch,         \
-    .loss = hti_cpu_loss, .square = hti_cpu_square, .adamw = hti_cpu_adamw, .round = hti_cpu_round
+    .loss = hti_cpu_loss, .square = hti_cpu_square, .adamw = hti_cpu_adamw,               \
+    .muon_scratch = hti_cpu_muon_scratch, .muon = hti_cpu_muon, .round = hti_cpu_round
 
 #endif

@@ -454,6 +454,44 @@ static void FN(adamw)(ht_context *ctx, const hti_adamw_call *a) {
     }
 }
 
+static void FN(muon_begin)(ht_context *ctx, const hti_muon_call *a, int64_t i, void *out) {
+    double norm = sqrt(a->step->out.square), square = 0;
+    real shrink = (real)(a->clip > 0 && norm > a->clip ? a->clip / norm : 1);
+    real b = (real)a->momentum;
+    real *restrict m = (real *)a->m + a->at[i], *restrict x = out;
+    const real *restrict grad = (const real *)a->g + a->at[i];
+    int64_t n = a->rows * a->columns;
+    (void)ctx;
+    SIMD for (int64_t k = 0; k < n; k++) {
+        real g = (1 - b) * shrink * grad[k];
+        m[k] = b * m[k] + g;
+        x[k] = b * m[k] + g;
+    }
+    SIMD_SUM(square)
+    for (int64_t k = 0; k < n; k++) square += (double)x[k] * (double)x[k];
+    real scale = (real)(square > 0 ? 1 / sqrt(square) : 0);
+    SIMD for (int64_t k = 0; k < n; k++) x[k] *= scale;
+}
+
+/* x = scale x + by y */
+static void FN(mix)(ht_context *ctx, void *out, double scale, const void *other, double by,
+                    int64_t count) {
+    real *restrict x = out, s = (real)scale, t = (real)by;
+    const real *restrict y = other;
+    (void)ctx;
+    SIMD for (int64_t k = 0; k < count; k++) x[k] = s * x[k] + t * y[k];
+}
+
+static void FN(muon_end)(ht_context *ctx, const hti_muon_call *a, int64_t i, const void *from) {
+    double larger = (double)(a->rows > a->columns ? a->rows : a->columns), rate = a->step->in.rate;
+    real by = (real)(rate * 0.2 * sqrt(larger)), keep = (real)(rate * a->decay);
+    real *restrict p = (real *)a->p + a->at[i];
+    const real *restrict x = from;
+    int64_t n = a->rows * a->columns;
+    (void)ctx;
+    SIMD for (int64_t k = 0; k < n; k++) p[k] -= by * x[k] + keep * p[k];
+}
+
 /* ---- matrix product, plain ---- */
 
 /* Row i of C: sums in the order of k, vectorised over the columns. */
@@ -484,5 +522,6 @@ const hti_model_kernels MODEL_KERNELS = {
     FN(embed_forward), FN(embed_backward), FN(norm_forward),  FN(norm_backward),
     FN(activate),      FN(activate_back),  FN(column_sums),   FN(rotary),
     FN(pool_forward),  FN(pool_backward),  FN(match_forward), FN(match_backward),
-    FN(loss_rows),     FN(square),         FN(adamw),         FN(gemm),
+    FN(loss_rows),     FN(square),         FN(adamw),         FN(muon_begin),
+    FN(mix),           FN(muon_end),       FN(gemm),
 };

@@ -220,6 +220,8 @@ static ht_status prepare(const ht_context *ctx, const hti_cuda_args &a,
 static ht_status prepare_starts(const ht_context *ctx, hti_cuda_args *a,
                                 const hti_attention_call *call) {
     set_shape(a, call->desc, call->sequences, call->length, call->rows);
+    /* full: one block of all rows */
+    if (call->desc->kind == HT_FULL) a->block = (int)((call->length + 15) / 16 * 16);
     layout_starts(a, call->scratch);
     set_tensors(a, call);
     hti_narrow_set_saved(a, call->desc);

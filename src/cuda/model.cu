@@ -114,6 +114,7 @@ void hti_cuda_model_entries(hti_ops *o) {
     o->match_forward = hti_cuda_match_forward, o->match_backward = hti_cuda_match_backward;
     o->loss_scratch = hti_cuda_loss_scratch, o->loss = hti_cuda_loss;
     o->square = hti_cuda_square, o->adamw = hti_cuda_adamw, o->round = hti_cuda_round;
+    o->muon_scratch = hti_cuda_muon_scratch, o->muon = hti_cuda_muon;
     o->capture_begin = capture_begin, o->capture_end = capture_end;
     o->graph_launch = graph_launch, o->graph_release = graph_release;
 }

@@ -54,6 +54,15 @@ ht_status hti_cuda_product(ht_context *ctx, const hti_gemm *call, hti_finish fin
                            const void *bias, void *aux, const void *add);
 ht_status hti_cuda_gemm(ht_context *ctx, const hti_gemm *call);
 
+/* `count` products of one shape in one go, c = scale a b + add_scale add; from one to the next the
+ * matrices lie so many elements apart (add as c). */
+typedef struct hti_series {
+    int64_t count, step_a, step_b, step_c;
+    float scale, add_scale;
+} hti_series;
+ht_status hti_cuda_products(ht_context *ctx, const hti_gemm *call, const void *add,
+                            const hti_series *series);
+
 /* ---- linear layers with few columns (model_slim.cu) ---------------------------------------------
  */
 
@@ -110,6 +119,8 @@ ht_status hti_cuda_loss(ht_context *ctx, const hti_loss_call *call);
 ht_status hti_cuda_square(ht_context *ctx, ht_dtype dtype, hti_step *step, const void *g,
                           int64_t count);
 ht_status hti_cuda_adamw(ht_context *ctx, const hti_adamw_call *call);
+size_t hti_cuda_muon_scratch(const ht_context *ctx, const hti_muon_call *call);
+ht_status hti_cuda_muon(ht_context *ctx, const hti_muon_call *call);
 ht_status hti_cuda_round(ht_context *ctx, ht_dtype dtype, void *w, const void *p, int64_t count);
 
 /* ---- on the host: which kernel -----------------------------------------------------------------

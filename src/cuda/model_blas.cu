@@ -47,6 +47,7 @@ typedef struct product_key {
     int64_t m, n, k, lda, ldb, ldc;
     int dtype, wide_c, transpose_a, transpose_b, accumulate, finish;
     int align_a, align_b, align_c, add;
+    int64_t count, step_a, step_b, step_c; /* count 0: one product */
 } product_key;
 
 typedef struct product {
@@ -142,7 +143,8 @@ static int64_t size_step(int64_t size) {
     return (size + step - 1) / step * step;
 }
 
-static void make_key(product_key *k, const hti_gemm *g, hti_finish finish, const void *add) {
+static void make_key(product_key *k, const hti_gemm *g, hti_finish finish, const void *add,
+                     const hti_series *series) {
     memset(k, 0, sizeof *k);
     /* numbers of rows: m of plain A, k where both are [k, ...]; elsewhere they are columns */
     k->m = g->transpose_a ? g->m : size_step(g->m), k->n = g->n;
@@ -153,6 +155,9 @@ static void make_key(product_key *k, const hti_gemm *g, hti_finish finish, const
     k->accumulate = g->accumulate, k->finish = finish;
     k->align_a = alignment(g->a), k->align_b = alignment(g->b);
     k->align_c = alignment((const void *)((uintptr_t)g->c | (uintptr_t)add)), k->add = add != NULL;
+    if (!series) return;
+    k->count = series->count;
+    k->step_a = series->step_a, k->step_b = series->step_b, k->step_c = series->step_c;
 }
 
 static ht_status set_epilogue(struct hti_blas *b, ht_context *ctx, product *p, hti_finish finish,
@@ -172,6 +177,21 @@ static ht_status set_epilogue(struct hti_blas *b, ht_context *ctx, product *p, h
     return HT_OK;
 }
 
+static ht_status set_series(struct hti_blas *b, ht_context *ctx, cublasLtMatrixLayout_t at,
+                            int64_t count, int64_t step) {
+    int32_t matrices = (int32_t)count;
+    if (count == 0) return HT_OK;
+    BLAS_TRY(ctx,
+             b->call.MatrixLayoutSetAttribute(at, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &matrices,
+                                              sizeof matrices),
+             "describing a matrix");
+    BLAS_TRY(ctx,
+             b->call.MatrixLayoutSetAttribute(at, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                              &step, sizeof step),
+             "describing a matrix");
+    return HT_OK;
+}
+
 /* Rows and columns of a matrix as it lies in memory, columns first. */
 static ht_status set_layouts(struct hti_blas *b, ht_context *ctx, product *p) {
     const product_key *k = &p->key;
@@ -187,7 +207,9 @@ static ht_status set_layouts(struct hti_blas *b, ht_context *ctx, product *p) {
                                         k->transpose_a ? depth : m, k->lda),
              "describing a matrix");
     BLAS_TRY(ctx, b->call.MatrixLayoutCreate(&p->out, out, n, m, k->ldc), "describing a matrix");
-    return HT_OK;
+    TRY(set_series(b, ctx, p->first, k->count, k->step_b));
+    TRY(set_series(b, ctx, p->second, k->count, k->step_a));
+    return set_series(b, ctx, p->out, k->count, k->step_c);
 }
 
 static ht_status describe(struct hti_blas *b, ht_context *ctx, product *p) {
@@ -331,14 +353,15 @@ static ht_status set_pointers(ht_context *ctx, const product *p, const void *bia
     return HT_OK;
 }
 
-ht_status hti_cuda_product(ht_context *ctx, const hti_gemm *g, hti_finish finish, const void *bias,
-                           void *aux, const void *add) {
+static ht_status multiply(ht_context *ctx, const hti_gemm *g, hti_finish finish, const void *bias,
+                          void *aux, const void *add, const hti_series *series) {
     hti_cuda_scope scope(ctx);
     struct hti_blas *b = hti_model_of(ctx)->blas;
-    float alpha = 1, beta = g->accumulate || add ? 1 : 0;
+    float alpha = series ? series->scale : 1, beta = g->accumulate || add ? 1 : 0;
+    if (series && add) beta = series->add_scale;
     product_key key;
     product *p = NULL;
-    make_key(&key, g, finish, add);
+    make_key(&key, g, finish, add, series);
     TRY(find(&p, ctx, &key));
     CHECK(ctx, p->usable, HT_UNSUPPORTED,
           "%s: cuBLASLt has no algorithm for a product of %lld x %lld x %lld", ctx->device,
@@ -351,6 +374,16 @@ ht_status hti_cuda_product(ht_context *ctx, const hti_gemm *g, hti_finish finish
                             WORKSPACE, hti_cuda_of(ctx)->stream),
              "multiplying");
     return HT_OK;
+}
+
+ht_status hti_cuda_product(ht_context *ctx, const hti_gemm *g, hti_finish finish, const void *bias,
+                           void *aux, const void *add) {
+    return multiply(ctx, g, finish, bias, aux, add, NULL);
+}
+
+ht_status hti_cuda_products(ht_context *ctx, const hti_gemm *g, const void *add,
+                            const hti_series *series) {
+    return multiply(ctx, g, HTI_FINISH_NONE, NULL, NULL, add, series);
 }
 
 #else
@@ -367,6 +400,12 @@ void hti_blas_close(struct hti_blas *blas, ht_context *ctx) { (void)blas, (void)
 ht_status hti_cuda_product(ht_context *ctx, const hti_gemm *call, hti_finish finish,
                            const void *bias, void *aux, const void *add) {
     (void)call, (void)finish, (void)bias, (void)aux, (void)add;
+    return hti_fail(ctx, HT_UNSUPPORTED, "this build has no cuBLASLt");
+}
+
+ht_status hti_cuda_products(ht_context *ctx, const hti_gemm *call, const void *add,
+                            const hti_series *series) {
+    (void)call, (void)add, (void)series;
     return hti_fail(ctx, HT_UNSUPPORTED, "this build has no cuBLASLt");
 }
 

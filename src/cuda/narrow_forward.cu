@@ -325,11 +325,12 @@ void hti_narrow_set_saved(hti_cuda_args *a, const ht_attention_desc *d) {
 int hti_narrow_takes(const hti_cuda_backend *cuda, const hti_attention_call *c) {
     const ht_attention_desc *d = c->desc;
     int64_t dim = d->head_dim;
-    int fits = d->kind == HT_LOCAL || (d->kind == HT_HIERARCHICAL && d->query != HT_QUERY_FINE);
+    int fits = d->kind == HT_FULL
+                   ? d->dropout == 0 && c->length <= 4096
+                   : d->block % GROUP == 0 && (d->kind == HT_LOCAL || d->query != HT_QUERY_FINE);
     if (!fits || d->dtype != HT_BF16 || (dim != 4 && dim != 8) || d->value_dim != dim ||
-        d->kv_heads != d->q_heads || d->has_bias || d->rotary_theta > 0 || d->block % GROUP != 0 ||
-        c->length > 8192 || c->sequences * d->q_heads > INT32_MAX ||
-        (d->dropout > 0 && !keeps_bits(d)))
+        d->kv_heads != d->q_heads || d->has_bias || d->rotary_theta > 0 || c->length > 8192 ||
+        c->sequences * d->q_heads > INT32_MAX || (d->dropout > 0 && !keeps_bits(d)))
         return 0;
     int levels = d->kind == HT_HIERARCHICAL ? hti_levels(c->length, d->block) : 1;
     return levels <= NARROW_LEVELS && hti_aligned(c->q, dim) && hti_aligned(c->k, dim) &&

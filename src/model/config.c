@@ -39,6 +39,7 @@ static const struct {
     {"dtype", {"f32", "bf16", "f64"}},
     {"schedule", {"constant", "rsqrt", "cosine", "linear"}},
     {"decay", {"matrices", "all"}},
+    {"optimizer", {"adamw", "muon"}},
 };
 
 const char *ht_config_choice(const char *name, int index) {
@@ -330,6 +331,7 @@ static ht_status check_shape(ht_context *ctx, const ht_config *c) {
           c->attention_dropout);
     CHECK(ctx, c->beta1 < 1 && c->beta2 < 1, HT_INVALID,
           "beta1 and beta2 must be below 1, got %g and %g", c->beta1, c->beta2);
+    CHECK(ctx, c->momentum < 1, HT_INVALID, "momentum must be below 1, got %g", c->momentum);
     return HT_OK;
 }
 

@@ -1,6 +1,6 @@
 /*
- * One update: micro-batches forward and back, the gradient's norm, AdamW. And the same without the
- * update, for evaluation, prediction and checks.
+ * One update: micro-batches forward and back, the gradient's norm, the optimiser. And the same
+ * without the update, for evaluation, prediction and checks.
  *
  * Nothing is allocated here after create, and the host reads device memory once per step, after it.
  */
@@ -18,7 +18,8 @@ static ht_status allocate(ht_trainer *t) {
         TRY(t->ctx->ops->alloc(t->ctx, blocks[i], bytes));
         TRY(t->ctx->ops->fill(t->ctx, *blocks[i], 0, bytes));
     }
-    return HT_OK;
+    if (t->config.optimizer != HT_OPTIMIZER_MUON) return HT_OK;
+    return t->ctx->ops->alloc(t->ctx, &t->muon, hti_muon_scratch(t));
 }
 
 ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_desc *desc) {
@@ -51,11 +52,11 @@ ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_
 
 void ht_trainer_destroy(ht_trainer *t) {
     if (!t) return;
-    void *blocks[] = {t->grads, t->m, t->v};
+    void *blocks[] = {t->grads, t->m, t->v, t->muon};
     for (int i = 0; i < HTI_PARTS; i++)
         if (t->graph[i]) t->ctx->ops->graph_release(t->ctx, t->graph[i]);
     hti_net_destroy(&t->net);
-    for (int i = 0; i < 3; i++)
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         if (blocks[i]) t->ctx->ops->release(t->ctx, blocks[i]);
     hti_host_free(t->ctx, t);
 }
@@ -64,7 +65,7 @@ int64_t ht_trainer_steps(const ht_trainer *t) { return t->step; }
 
 size_t ht_trainer_bytes(const ht_trainer *t) {
     size_t arena = (size_t)t->model->params.total * hti_wide_bytes(t->model->dtype);
-    return t->net.bytes + (t->grads ? 3 * arena : 0);
+    return t->net.bytes + (t->grads ? 3 * arena : 0) + (t->muon ? hti_muon_scratch(t) : 0);
 }
 
 /* ---- numbers that cross the wall ---- */
@@ -114,8 +115,10 @@ static ht_status run_update(ht_trainer *t) {
     const ht_config *c = &t->config;
     ht_dtype dtype = t->model->dtype;
     TRY(ops->square(t->ctx, dtype, t->net.step, t->grads, p->total));
+    if (t->muon) TRY(hti_muon_update(t));
     for (int part = 0; part < 2; part++) {
-        int64_t from = part ? p->decaying : 0, to = part ? p->total : p->decaying;
+        int64_t from = part ? p->decaying : 0;
+        int64_t to = part ? p->total : t->muon ? p->inner : p->decaying;
         if (from == to) continue;
         hti_adamw_call a = {.dtype = dtype,
                             .count = to - from,

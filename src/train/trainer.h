@@ -14,6 +14,7 @@ struct ht_trainer {
     ht_config config;
     hti_net net;
     void *grads, *m, *v; /* device, wide, laid out as the parameters; NULL in inference */
+    void *muon;          /* device: scratch of the matrices' update, or NULL */
     int64_t step;        /* calls of ht_trainer_step so far */
     int64_t applied;     /* updates that were made */
     int64_t micro;       /* micro-batches so far: the offset of every dropout mask */
@@ -33,6 +34,10 @@ ht_status hti_step_begin(ht_trainer *t);
 ht_status hti_step_add(ht_trainer *t, const ht_batch *batch, int64_t count);
 ht_status hti_step_update(ht_trainer *t);
 ht_status hti_step_end(ht_trainer *t, ht_report *out);
+
+/* The update of the layers' matrices (muon.c): bytes of t->muon, and the work itself. */
+size_t hti_muon_scratch(const ht_trainer *t);
+ht_status hti_muon_update(const ht_trainer *t);
 
 /* The learning rate of step s = 0, 1, ... */
 double hti_rate(const ht_config *c, int64_t s);

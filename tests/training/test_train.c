@@ -307,10 +307,10 @@ static void train_in(bench *b, const char *name, int64_t stop, int resume) {
 }
 
 #define WITH_DROPOUT "{" TINY "\"dropout\":0.1,\"attention_dropout\":0.1,\"accumulate\":2}"
+#define WITH_MUON "{" TINY "\"dropout\":0.1,\"optimizer\":\"muon\",\"layers\":2}"
 
 static void repeats(void **state) {
-    (void)state;
-    bench a = make(WITH_DROPOUT), b = make(WITH_DROPOUT);
+    bench a = make(*state), b = make(*state);
     train_in(&a, "repeat-a", 0, 0);
     train_in(&b, "repeat-b", 0, 0);
     same_weights(&a, &b);
@@ -328,13 +328,13 @@ static void repeats(void **state) {
 
 /* Stopped at step 7 (between checkpoints) and again at 15: the same bits as in one go. */
 static void resumes(void **state) {
-    (void)state;
-    bench whole = make(WITH_DROPOUT);
-    train_in(&whole, "whole", 0, 0);
+    const char *json = *state, *parts = strcmp(json, WITH_MUON) == 0 ? "parts-muon" : "parts";
+    bench whole = make(json);
+    train_in(&whole, strcmp(json, WITH_MUON) == 0 ? "whole-muon" : "whole", 0, 0);
     for (int part = 0; part < 3; part++) {
         static const int64_t stops[] = {7, 15, 0};
-        bench b = make(WITH_DROPOUT); /* a new process would start like this */
-        train_in(&b, "parts", stops[part], 1);
+        bench b = make(json); /* a new process would start like this */
+        train_in(&b, parts, stops[part], 1);
         if (part == 2) same_weights(&whole, &b);
         drop(&b);
     }
@@ -368,8 +368,11 @@ int main(void) {
                 pairs[] = "{" OVERFIT ",\"task\":\"pairs\",\"pool\":\"mean\"}";
     static char language[] =
         "{" OVERFIT ",\"task\":\"language\",\"embed_std\":0.5,\"learned\":1,\"rate\":0.01}";
+    static char with_dropout[] = WITH_DROPOUT, with_muon[] = WITH_MUON;
+    static char muon[] = "{" OVERFIT ",\"optimizer\":\"muon\"}";
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(overfits, classify),
+        cmocka_unit_test_prestate(overfits, muon),
         cmocka_unit_test_prestate(overfits, pairs),
         cmocka_unit_test_prestate(overfits, language),
         cmocka_unit_test(evaluates_without_dropout),
@@ -377,8 +380,10 @@ int main(void) {
         cmocka_unit_test(schedules),
         cmocka_unit_test(adamw),
         cmocka_unit_test(not_finite),
-        cmocka_unit_test(repeats),
-        cmocka_unit_test(resumes),
+        cmocka_unit_test_prestate(repeats, with_dropout),
+        cmocka_unit_test_prestate(repeats, with_muon),
+        cmocka_unit_test_prestate(resumes, with_dropout),
+        cmocka_unit_test_prestate(resumes, with_muon),
         cmocka_unit_test(keeps),
     };
     char name[64];

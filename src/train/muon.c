@@ -1,0 +1,77 @@
+/*
+ * Which matrices Muon updates, and how they go together: the layers' own, queries, keys and values
+ * apart; those of one shape in one call. Everything else in the arena is AdamW's.
+ */
+#include "train/trainer.h"
+
+typedef struct matrix {
+    int64_t at, rows, columns;
+} matrix;
+
+enum { PER_LAYER = 6 };
+
+static void matrices_of(matrix *out, const ht_config *c, const hti_layer_at *at) {
+    int64_t kv = HTI_KV;
+    const matrix all[PER_LAYER] = {{at->qkv, c->inner, c->width},
+                                   {at->qkv + c->inner * c->width, kv, c->width},
+                                   {at->qkv + (c->inner + kv) * c->width, kv, c->width},
+                                   {at->merge, c->width, c->inner},
+                                   {at->up, c->hidden, c->width},
+                                   {at->down, c->width, c->hidden}};
+    for (int i = 0; i < PER_LAYER; i++) out[i] = all[i];
+}
+
+static int same(const matrix *a, const matrix *b) {
+    return a->rows == b->rows && a->columns == b->columns;
+}
+
+static hti_muon_call call_of(const ht_trainer *t, const matrix *shape) {
+    const ht_config *c = &t->config;
+    const ht_model *m = t->model;
+    return (hti_muon_call){.dtype = m->dtype,
+                           .rows = shape->rows,
+                           .columns = shape->columns,
+                           .p = m->p,
+                           .m = t->m,
+                           .w = m->w != m->p ? m->w : NULL,
+                           .g = t->grads,
+                           .step = t->net.step,
+                           .momentum = c->momentum,
+                           .decay = c->weight_decay,
+                           .clip = c->clip,
+                           .scratch = t->muon};
+}
+
+/* Goes over all calls. bytes NULL: makes them; else finds the most scratch that one needs. */
+static ht_status over_calls(const ht_trainer *t, size_t *bytes) {
+    const ht_config *c = &t->model->config;
+    const hti_ops *ops = t->ctx->ops;
+    matrix kinds[PER_LAYER], here[PER_LAYER];
+    matrices_of(kinds, c, &t->model->params.layers[0]);
+    for (int k = 0; k < PER_LAYER; k++) {
+        int known = 0;
+        for (int i = 0; i < k; i++) known |= same(&kinds[i], &kinds[k]);
+        hti_muon_call call = call_of(t, &kinds[k]);
+        for (int64_t l = 0; l < c->layers && !known; l++) {
+            matrices_of(here, c, &t->model->params.layers[l]);
+            for (int i = k; i < PER_LAYER; i++)
+                if (same(&here[i], &kinds[k])) call.at[call.count++] = here[i].at;
+            if (call.count + PER_LAYER <= HTI_MUON_MOST && l + 1 < c->layers) continue;
+            size_t need = ops->muon_scratch(t->ctx, &call);
+            if (!bytes)
+                TRY(ops->muon(t->ctx, &call));
+            else if (need > *bytes)
+                *bytes = need;
+            call.count = 0;
+        }
+    }
+    return HT_OK;
+}
+
+size_t hti_muon_scratch(const ht_trainer *t) {
+    size_t bytes = 0;
+    over_calls(t, &bytes);
+    return bytes;
+}
+
+ht_status hti_muon_update(const ht_trainer *t) { return over_calls(t, NULL); }
