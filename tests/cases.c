@@ -380,8 +380,8 @@ void cases_narrow(case_list *list, ht_dtype dtype) {
     static const int64_t lengths[] = {200, 333, 129, 577, 64, 1025, 40, 1, 900};
     for (size_t o = 0; o < COUNT(narrow_options); o++) {
         for (size_t w = 0; w < case_way_count; w++) {
-            int fine = case_ways[w].kind == HT_HIERARCHICAL && case_ways[w].query == HT_QUERY_FINE;
-            if (case_ways[w].kind == HT_FULL || fine) continue;
+            if (case_ways[w].kind == HT_HIERARCHICAL && case_ways[w].query == HT_QUERY_FINE)
+                continue;
             for (size_t i = 0; i < 3; i++) {
                 test_case c = narrow_options[o];
                 c.kind = case_ways[w].kind, c.query = case_ways[w].query;

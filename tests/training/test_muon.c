@@ -211,6 +211,7 @@ static void nothing_to_do(void **state) {
     ht_context_desc desc = HT_CONTEXT_DESC_INIT;
     desc.device = *state;
     OK(NULL, ht_context_create(&ctx, &desc));
+    OK(ctx, ctx->ops->model_check(ctx, HT_F32));
     arena want = make_arena(24, 40), got = make_arena(24, 40);
     hti_step bad = first_step;
     bad.out.square = INFINITY;
