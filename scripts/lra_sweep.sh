@@ -1,12 +1,13 @@
 #!/bin/sh
 # Short runs that choose block, query and positions (docs/lra.md): hidden pixels are guessed for
 # 1,500 steps, lra/image is trained for 6,000 with other first embeddings, lra/text for 2,500 with
-# other pooling and reach of heads. One line of JSON per run into results/sweeps.jsonl. They
-# validate; no test set is looked at.
-# scripts/lra_sweep.sh image|pathfinder|embeddings|text...
+# other pooling and reach of heads, and what Muon makes of them (muon-...). One line of JSON per run
+# into results/sweeps.jsonl. They validate; no test set is looked at.
+# scripts/lra_sweep.sh image|pathfinder|embeddings|text|muon-image|muon-pathfinder|muon-listops...
 #
-# Variables, all optional: HT_DEVICE, HT, CIFAR10, IMDB (folders that data import wrote), PATHFINDER
-# (one that data make wrote), RUNS, RESULTS, STEPS, COMMIT; ARGS: more flags of train
+# Variables, all optional: HT_DEVICE, HT, CIFAR10, IMDB (folders that data import wrote),
+# PATHFINDER, LISTOPS (those that data make wrote), RUNS, RESULTS, STEPS, COMMIT; GUESS: weights
+# that muon-pathfinder-labels starts with; ARGS: more flags of train
 set -eu
 cd "$(dirname "$0")/.."
 HT=${HT:-build/htransformer}
@@ -52,7 +53,8 @@ try() {
 # blocks NAME PRESET: hidden pixels, with other blocks, queries and positions
 blocks() {
     set -- "$1" --preset "$2" --dtype bf16 --task denoise --embed_waves 2 --dropout 0 \
-        --rate 1e-3 --warmup 200 --hide 0.5 --steps 1500 --eval_every 750 --eval_items 1000
+        --rate 1e-3 --warmup 200 --hide 0.5 --steps 1500 --eval_every 750 --eval_items 1000 \
+        --optimizer adamw --relative_slope 0
     short=$1
     shift
     try "$short-mean-16" "$@" --block 16 --query mean --relative_bias 0
@@ -89,17 +91,68 @@ texts() {
         --head_hidden 0
 }
 
+# guesses NAME DECAY: the hidden pixels of `blocks` again
+guesses() {
+    set -- "$1" --preset "best/$1" --dtype bf16 --task denoise --embed_waves 2 --dropout 0 \
+        --rate 2e-3 --warmup 200 --hide 0.5 --steps 1500 --eval_every 750 --eval_items 1000 \
+        --optimizer muon --weight_decay "$2" --relative_slope 0
+    short=$1
+    shift
+    try "muon-$short" "$@"
+    [ "$short" = image ] || try "muon-$short-slope" "$@" --relative_slope 0.5
+}
+
+muon_image() {
+    guesses image 0.1
+    set -- --preset lra/image --dtype bf16 --attention_dropout 0 --learned 0 --rotary all \
+        --pool mean --embed_std 0.1 --embed_waves 1 --hidden 640 --warmup 300 --decay matrices \
+        --clip 1 --eval_every 1000 --optimizer muon --rate 2e-3 --steps 6000
+    try muon-lra-image "$@" --dropout 0.2 --weight_decay 0.05
+    set -- "$@" --heads 4 --relative_bias 1 --relative_slope 1 --query fine --block 64 --batch 128
+    try muon-lra-image-fine "$@" --dropout 0.2 --weight_decay 0.05
+    try muon-lra-image-fine-dropout "$@" --dropout 0.3 --weight_decay 0.2
+    try muon-lra-image-fine-gentle "$@" --rate 1e-3 --dropout 0.1 --weight_decay 0.1 --steps 4000
+}
+
+muon_pathfinder() {
+    guesses pathfinder 0.05
+    try muon-pathfinder-labels --preset best/pathfinder --dtype bf16 --optimizer muon --rate 3e-4 \
+        --relative_slope 0.5 --warmup 500 --weight_decay 0.1 --steps 3500 --eval_every 1000 \
+        --eval_items 2000 ${GUESS:+--init "$GUESS"}
+    set -- --preset lra/pathfinder --dtype bf16 --optimizer muon --attention_dropout 0 --dropout 0 \
+        --pool max --head_hidden 0 --rate 4e-3 --warmup 500 --decay matrices --clip 1 --block 32 \
+        --embed_waves 2 --embed_std 0.3 --batch 256 --eval_every 1000 --eval_items 2000
+    try muon-lra-pathfinder "$@" --steps 10000
+    try muon-lra-pathfinder-one-head "$@" --query fine --heads 1 --sinusoidal 0 --rotary all \
+        --relative_bias 1 --relative_slope 0.5 --steps 9000
+}
+
+muon_listops() {
+    set -- --preset best/listops --dtype bf16 --optimizer muon --dropout 0
+    try muon-listops-next "$@" --task denoise --hide 0 --rate 2e-3 --warmup 200 \
+        --weight_decay 0.01 --steps 1500 --eval_every 500 --eval_items 500
+    try muon-listops "$@" --init "$RUNS/muon-listops-next" --rate 1e-3 --steps 5000 --warmup 300 \
+        --weight_decay 0.1 --eval_every 1000
+}
+
 [ $# -gt 0 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
 for what in "$@"; do
     case $what in
-    image | embeddings) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10 images) ;;
-    pathfinder) data=$(set_of "${PATHFINDER:-data/lra/pathfinder}" pathfinder images) ;;
+    image | embeddings | muon-image) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10 images) ;;
+    pathfinder | muon-pathfinder)
+        data=$(set_of "${PATHFINDER:-data/lra/pathfinder}" pathfinder images) ;;
+    muon-listops) data=$(set_of "${LISTOPS:-data/lra/listops}" listops tsv) ;;
     text) data=$(set_of "${IMDB:-data/lra/imdb}" imdb tsv) ;;
-    *) fail "there is no sweep '$what', but image pathfinder embeddings text" ;;
+    *)
+        fail "there is no sweep '$what', but image pathfinder embeddings text muon-image" \
+            "muon-pathfinder muon-listops" ;;
     esac
     case $what in
     embeddings) embeddings ;;
     text) texts ;;
+    muon-image) muon_image ;;
+    muon-pathfinder) muon_pathfinder ;;
+    muon-listops) muon_listops ;;
     *) blocks "$what" "best/$what" ;;
     esac
 done
