@@ -64,11 +64,20 @@ ht_status hti_cpu_gemm_plain(ht_context *ctx, const hti_gemm *call) {
 
 /* ---- Muon ---- */
 
+/* Small products are not worth a team: each thread takes whole matrices. */
+static int muon_team(const ht_context *ctx, const hti_muon_call *a) {
+    return a->count < ctx->threads ? (int)a->count : ctx->threads;
+}
+
 /* x and one product of its size, two of the square of its smaller side. */
-size_t hti_cpu_muon_scratch(const ht_context *ctx, const hti_muon_call *a) {
+static size_t muon_room(const hti_muon_call *a) {
     int64_t side = a->rows < a->columns ? a->rows : a->columns;
-    (void)ctx;
-    return (size_t)(2 * a->rows * a->columns + 2 * side * side) * hti_bytes(a->dtype);
+    size_t bytes = (size_t)(2 * a->rows * a->columns + 2 * side * side) * hti_bytes(a->dtype);
+    return (bytes + 63) / 64 * 64;
+}
+
+size_t hti_cpu_muon_scratch(const ht_context *ctx, const hti_muon_call *a) {
+    return (size_t)muon_team(ctx, a) * muon_room(a);
 }
 
 /* c = op(a) op(b), all matrices as they lie. */
@@ -106,14 +115,23 @@ static ht_status muon_turn(ht_context *ctx, const hti_muon_call *a, char *x) {
     return HT_OK;
 }
 
+static ht_status muon_one(ht_context *ctx, const hti_muon_call *a, int64_t i, void *x) {
+    kernels(ctx, a->dtype)->muon_begin(ctx, a, i, x);
+    for (int k = 0; k < HTI_MUON_TURNS; k++) TRY(muon_turn(ctx, a, x));
+    kernels(ctx, a->dtype)->muon_end(ctx, a, i, x);
+    return HT_OK;
+}
+
 ht_status hti_cpu_muon(ht_context *ctx, const hti_muon_call *a) {
-    const hti_model_kernels *kern = kernels(ctx, a->dtype);
     if (!isfinite(a->step->out.square) || !isfinite(a->step->out.loss)) return HT_OK;
-    for (int64_t i = 0; i < a->count; i++) {
-        kern->muon_begin(ctx, a, i, a->scratch);
-        for (int k = 0; k < HTI_MUON_TURNS; k++) TRY(muon_turn(ctx, a, a->scratch));
-        kern->muon_end(ctx, a, i, a->scratch);
-    }
+    int team = muon_team(ctx, a), before = hti_cpu_blas_alone();
+    ht_status status[HTI_MUON_MOST];
+#pragma omp parallel for num_threads(team) schedule(static, 1)
+    for (int t = 0; t < team; t++)
+        for (int64_t i = t; i < a->count; i += team)
+            status[i] = muon_one(ctx, a, i, (char *)a->scratch + (size_t)t * muon_room(a));
+    if (before != 1) hti_cpu_blas_threads(before);
+    for (int64_t i = 0; i < a->count; i++) TRY(status[i]);
     return HT_OK;
 }
 

@@ -45,6 +45,9 @@ static inline int hti_cpu_team(const ht_context *ctx, int64_t work) {
 ht_status hti_cpu_gemm_plain(ht_context *ctx, const hti_gemm *call);
 ht_status hti_cpu_gemm_blas(ht_context *ctx,
                             const hti_gemm *call); /* float by CBLAS; double plain */
+/* From here on each product of BLAS uses one thread; what it was before, and back to that. */
+int hti_cpu_blas_alone(void);
+void hti_cpu_blas_threads(int threads);
 
 ht_status hti_cpu_model_check(ht_context *ctx, ht_dtype dtype);
 ht_status hti_cpu_embed_forward(ht_context *ctx, const hti_embed_call *call);

@@ -29,13 +29,22 @@ static int64_t cut(int64_t n, int t, int threads) {
     return at < n ? at : n;
 }
 
+int hti_cpu_blas_alone(void) {
+    int before = openblas_get_num_threads ? openblas_get_num_threads() : 1;
+    if (before != 1) hti_cpu_blas_threads(1);
+    return before;
+}
+
+void hti_cpu_blas_threads(int threads) {
+    if (openblas_set_num_threads) openblas_set_num_threads(threads);
+}
+
 ht_status hti_cpu_gemm_blas(ht_context *ctx, const hti_gemm *g) {
     if (g->dtype == HT_F64) return hti_cpu_gemm_plain(ctx, g);
     /* what is this small OpenBLAS does alone: nothing to switch off (and on again) per token */
     int small = g->m * g->n * g->k <= 1 << 18;
-    int before = openblas_get_num_threads && !small ? openblas_get_num_threads() : 1;
+    int before = small ? 1 : hti_cpu_blas_alone();
     int threads = g->m * g->n * g->k < 1 << 20 ? 1 : ctx->threads;
-    if (openblas_set_num_threads && before != 1) openblas_set_num_threads(1);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int t = 0; t < threads; t++) {
         if (g->m >= g->n)
@@ -43,11 +52,14 @@ ht_status hti_cpu_gemm_blas(ht_context *ctx, const hti_gemm *g) {
         else
             part(g, 0, g->m, cut(g->n, t, threads), cut(g->n, t + 1, threads));
     }
-    if (openblas_set_num_threads && before != 1) openblas_set_num_threads(before);
+    if (before != 1) hti_cpu_blas_threads(before);
     return HT_OK;
 }
 
 #else
+
+int hti_cpu_blas_alone(void) { return 1; }
+void hti_cpu_blas_threads(int threads) { (void)threads; }
 
 ht_status hti_cpu_gemm_blas(ht_context *ctx, const hti_gemm *g) {
     return hti_cpu_gemm_plain(ctx, g);

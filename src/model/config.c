@@ -104,12 +104,13 @@ static const struct {
 } presets[] = {
     {"small", "a classifier of texts (tsv) that trains on a CPU",
      "{" SMALL READER "\"length\":1024,\"dropout\":0.1,\"steps\":1000,\"clip\":1}"},
-    {"small-listops", "ListOps with short expressions, minutes on a CPU",
-     "{" SMALL "\"head_hidden\":128,\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"length\":"
-     "96,\"block\":8,"
-     "\"listops_min\":15,\"listops_max\":97,\"listops_depth\":5,\"listops_arguments\":5,"
-     "\"train_items\":50000,\"valid_items\":1000,\"batch\":32,\"steps\":700,\"warmup\":100,"
-     "\"rate\":0.002,\"clip\":1}"},
+    {"small-listops", "ListOps with short expressions, a minute on a CPU",
+     "{" SMALL "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"length\":96,\"block\":8,"
+     "\"causal\":1,\"pool\":\"last\",\"query\":\"fine\",\"sinusoidal\":0,\"rotary\":\"all\","
+     "\"relative_bias\":1,\"relative_slope\":1,\"embed_std\":0.3,\"listops_min\":15,"
+     "\"listops_max\":97,\"listops_depth\":5,\"listops_arguments\":5,\"train_items\":50000,"
+     "\"valid_items\":1000,\"batch\":32,\"steps\":700,\"warmup\":100,\"optimizer\":\"muon\","
+     "\"rate\":0.002,\"weight_decay\":0.3,\"clip\":1}"},
     {"small-text", "a language model of bytes that trains on a CPU",
      "{\"task\":\"language\",\"format\":\"text\",\"layers\":4,\"width\":128,\"heads\":4,\"hidden\":"
      "512,"
