@@ -16,9 +16,11 @@ ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *
     char note[256], best[32] = "null";
     if (t->has_best) snprintf(best, sizeof best, "%.17g", t->best);
     snprintf(note, sizeof note,
-             "{\"step\":%lld,\"applied\":%lld,\"micro\":%lld,\"position\":%lld,\"best\":%s}",
+             "{\"step\":%lld,\"applied\":%lld,\"micro\":%lld,\"position\":%lld,\"best\":%s,"
+             "\"optimizer\":\"%s\"}",
              (long long)t->step, (long long)t->applied, (long long)t->micro,
-             (long long)(data ? ht_data_position(data) : 0), best);
+             (long long)(data ? ht_data_position(data) : 0), best,
+             ht_config_choice("optimizer", (int)t->config.optimizer));
     hti_part parts[] = {{"", t->model->p}, {"optimizer.m.", t->m}, {"optimizer.v.", t->v}};
     return hti_checkpoint_save(t->model, parts, 3, note, path);
 }
@@ -27,6 +29,7 @@ typedef struct note {
     int64_t step, applied, micro, position;
     double best;
     int has_best;
+    char optimizer[16]; /* files of before there was a choice do not say: AdamW */
 } note;
 
 static ht_status read_note(note *out, const hti_reader *r) {
@@ -45,6 +48,9 @@ static ht_status read_note(note *out, const hti_reader *r) {
     const cJSON *best = cJSON_GetObjectItemCaseSensitive(json, "best");
     out->has_best = cJSON_IsNumber(best);
     out->best = out->has_best ? best->valuedouble : 0;
+    const cJSON *optimizer = cJSON_GetObjectItemCaseSensitive(json, "optimizer");
+    snprintf(out->optimizer, sizeof out->optimizer, "%s",
+             cJSON_IsString(optimizer) ? optimizer->valuestring : "adamw");
     cJSON_Delete(json);
     CHECK(r->ctx, good, HT_FORMAT, "%s is damaged: its note on the training makes no sense",
           r->path);
@@ -76,6 +82,11 @@ static ht_status restore(ht_trainer *t, ht_data *data, const hti_reader *r) {
     TRY(hti_checkpoint_config(&config, r));
     TRY(same_model(t, &config, r));
     TRY(read_note(&n, r));
+    /* second moments that one of them leaves at zero would make steps of the other without end */
+    const char *here = ht_config_choice("optimizer", (int)t->config.optimizer);
+    CHECK(r->ctx, strcmp(here, n.optimizer) == 0, HT_INVALID,
+          "%s was trained by %s and cannot go on with %s; start with its weights instead", r->path,
+          n.optimizer, here);
     TRY(hti_checkpoint_check(r, &t->model->params, parts, 3));
     TRY(hti_checkpoint_fill(r, t->model, parts, 3));
     TRY(hti_model_round(t->model));

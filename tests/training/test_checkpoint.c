@@ -18,10 +18,11 @@
 static ht_context *cpu;
 static char path[128], other[128];
 
-#define TINY                                                                                      \
-    "{\"layers\":1,\"width\":16,\"heads\":2,\"hidden\":24,\"vocab\":17,\"classes\":3,\"length\":" \
-    "20,\"block\":4,"                                                                             \
-    "\"batch\":4,\"head_hidden\":8,\"warmup\":0,\"relative_bias\":1}"
+#define KEYS                                                                                     \
+    "\"layers\":1,\"width\":16,\"heads\":2,\"hidden\":24,\"vocab\":17,\"classes\":3,\"length\":" \
+    "20,\"block\":4,"                                                                            \
+    "\"batch\":4,\"head_hidden\":8,\"warmup\":0,\"relative_bias\":1"
+#define TINY "{" KEYS "}"
 
 static int open_all(void **state) {
     (void)state;
@@ -120,6 +121,25 @@ static void other_model(void **state) {
     REFUSED(cpu, ht_trainer_restore(b.trainer, NULL, path), HT_INVALID, "another model");
     OK(cpu, ht_model_save(a.model, path));
     REFUSED(cpu, ht_trainer_restore(a.trainer, NULL, path), HT_FORMAT, "no training to go on with");
+    drop(&a);
+    drop(&b);
+}
+
+/* Muon leaves second moments at zero, by which AdamW would divide. */
+static void other_optimizer(void **state) {
+    (void)state;
+    pair a = make(TINY), b = make("{" KEYS ",\"optimizer\":\"muon\"}");
+    step(&a, 1, NULL), step(&b, 1, NULL);
+    OK(cpu, ht_trainer_save(b.trainer, NULL, path));
+    OK(cpu, ht_trainer_save(a.trainer, NULL, other));
+    ht_model *before;
+    OK(cpu, ht_model_load(&before, cpu, other));
+    REFUSED(cpu, ht_trainer_restore(a.trainer, NULL, path), HT_INVALID,
+            "was trained by muon and cannot go on with adamw");
+    same(before, a.model); /* nothing was lost */
+    REFUSED(cpu, ht_trainer_restore(b.trainer, NULL, other), HT_INVALID,
+            "was trained by adamw and cannot go on with muon");
+    ht_model_destroy(before);
     drop(&a);
     drop(&b);
 }
@@ -352,6 +372,7 @@ int main(void) {
         cmocka_unit_test_prestate(trainer_round_trip, plain),
         cmocka_unit_test_prestate(trainer_round_trip, wide),
         cmocka_unit_test(other_model),
+        cmocka_unit_test(other_optimizer),
         cmocka_unit_test(other_task),
         cmocka_unit_test(python),
         cmocka_unit_test(damaged),
