@@ -1,8 +1,11 @@
 """Numbers that stand in more than one place agree: README's table of speeds with docs/cuda.md,
-where they were measured; the version of CHANGELOG and of the Python package with the header's.
+where they were measured; README's and docs/lra.md's accuracies with results/lra.jsonl, of several
+runs the one that validates best; the version of CHANGELOG and of the Python package with the
+header's.
 
     numbers.py ROOT
 """
+import json
 import pathlib
 import re
 import sys
@@ -24,10 +27,47 @@ def check_version(root):
             yield "%s: version %s, the header has %s" % (name, found and found.group(1), version)
 
 
+def best_runs(root):
+    """(preset, kind): the run with the best validation."""
+    best = {}
+    for line in (root / "results/lra.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        key = run["preset"], run["attention"]
+        if key not in best or run["valid_accuracy"] > best[key]["valid_accuracy"]:
+            best[key] = run
+    return best
+
+
+def check_accuracies(root):
+    """Accuracies that are not those of results/lra.jsonl."""
+    best, found = best_runs(root), 0
+    said = []  # file, preset, percent, on fresh items
+    for line in (root / "docs/lra.md").read_text().splitlines():
+        row = cells(line)
+        task = row[0].split(" ")[0].lower().replace("-", "")
+        if len(row) != 6 or ("lra/" + task, "hierarchical") not in best:
+            continue
+        for preset, cell in (("lra/" + task, row[4]), ("best/" + task, row[5])):
+            fresh = re.search(r"fresh items ([\d.]+)", cell)
+            said.append(("docs/lra.md", preset, float(re.match(r"[\d.]+", cell)[0]),
+                         fresh and float(fresh[1])))
+    readme = (root / "README.md").read_text()
+    bullet = re.search(r"Long Range Arena's sizes(.*?)`results/`", readme, re.S)[1]
+    for task, percent in re.findall(r"(\w+) (?:so far only )?([\d.]+)(?: %)?\s+\(", bullet):
+        said.append(("README.md", "lra/" + task.lower(), float(percent), None))
+    for name, preset, percent, fresh in said:
+        run, found = best[preset, "hierarchical"], found + 1
+        for what, here in (("test_accuracy", percent), ("fresh_accuracy", fresh)):
+            if here is not None and abs(100 * run[what] - here) > 0.0501:  # one digit
+                yield "%s: %s has %g, its best run %.2f" % (name, preset, here, 100 * run[what])
+    if found != 16:
+        yield "found %d accuracies, not 12 of docs/lra.md and 4 of README.md" % found
+
+
 def main():
     root = pathlib.Path(sys.argv[1])
-    versions = list(check_version(root))
-    print("\n".join(versions + ["versions compared"]))
+    versions = list(check_version(root)) + list(check_accuracies(root))
+    print("\n".join(versions + ["versions and accuracies compared"]))
     readme = (root / "README.md").read_text().split("\n")
     start = readme.index("| length | ours, ms | cuDNN, ms | cuDNN / ours |")
     rows = []
