@@ -116,7 +116,7 @@ static const struct {
      "{\"task\":\"language\",\"format\":\"text\",\"layers\":4,\"width\":128,\"heads\":4,\"hidden\":"
      "512,"
      "\"sinusoidal\":0,\"rotary\":\"level0\",\"length\":512,\"batch\":8,\"steps\":2000,\"clip\":1,"
-     "\"weight_decay\":0.1,\"warmup\":100,\"rate\":0.001}"},
+     "\"weight_decay\":0.1,\"warmup\":100,\"optimizer\":\"muon\",\"rate\":0.005}"},
     {"lra/listops", "Long Range Arena ListOps, 8.9 million parameters",
      "{" LRA RSQRT
      "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"layers\":4,\"heads\":8,\"width\":512,"
