@@ -337,8 +337,10 @@ static void test_error_against_block(void **state) {
 static void test_checkpoints(void **state) {
     (void)state;
     size_t n;
+    /* nine tokens and the cls row before them */
     assert_int_equal(program_run("train --run list " SMALL "--train_items 40 --valid_items 8 "
-                                 "--listops_min 4 --listops_max 24 --relative_bias 1")
+                                 "--listops_min 4 --listops_max 24 --relative_bias 1 --causal 0 "
+                                 "--query mean --pool cls")
                          ->code,
                      0);
     const program_result *r =
