@@ -267,12 +267,10 @@ typedef struct hti_adamw_call {
     double beta1, beta2, epsilon, decay, clip;
 } hti_adamw_call;
 
-/* Muon over `count` matrices of one shape in the arena, matrix i at element at[i]. With g' as
- * above: m = b m + (1-b) g', x = b m + (1-b) g', p -= rate (0.2 sqrt(max(rows, columns)) o + decay
- * p) where o is x / |x| after HTI_MUON_TURNS times o = A o + (B s + C s^2) o, s = o o^T: nearly
- * orthogonal, singular values from |x| / 500 on become 0.68 to 1.21. 0.2: the mean square of an
- * element's step is then what AdamW's usually is, so that rates can be kept. Does nothing unless
- * square and loss are finite. */
+/* Muon over `count` matrices of one shape in the arena, matrix i at element at[i]. With g' as above
+ * m = b m + (1-b) g', x = b m + (1-b) g' and p -= rate (scale o + decay p), where o is x / |x|
+ * after HTI_MUON_TURNS times o = A o + (B s + C s^2) o, s = o o^T: nearly orthogonal, singular
+ * values from |x| / 500 on become 0.68 to 1.21. Does nothing unless square and loss are finite. */
 enum { HTI_MUON_MOST = 96, HTI_MUON_TURNS = 5 };
 #define HTI_MUON_A 3.4445
 #define HTI_MUON_B (-4.7750)
@@ -284,7 +282,7 @@ typedef struct hti_muon_call {
     void *p, *m, *w; /* arenas, as for AdamW */
     const void *g;
     const hti_step *step; /* device */
-    double momentum, decay, clip;
+    double momentum, scale, decay, clip;
     void *scratch; /* hti_ops.muon_scratch bytes */
 } hti_muon_call;
 

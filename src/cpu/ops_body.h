@@ -483,8 +483,8 @@ static void FN(mix)(ht_context *ctx, void *out, double scale, const void *other,
 }
 
 static void FN(muon_end)(ht_context *ctx, const hti_muon_call *a, int64_t i, const void *from) {
-    double larger = (double)(a->rows > a->columns ? a->rows : a->columns), rate = a->step->in.rate;
-    real by = (real)(rate * 0.2 * sqrt(larger)), keep = (real)(rate * a->decay);
+    double rate = a->step->in.rate;
+    real by = (real)(rate * a->scale), keep = (real)(rate * a->decay);
     real *restrict p = (real *)a->p + a->at[i];
     const real *restrict x = from;
     int64_t n = a->rows * a->columns;

@@ -133,12 +133,11 @@ static ht_status turn(ht_context *ctx, const hti_muon_call *c, const muon_room &
 template <typename T> static ht_status muon(ht_context *ctx, const hti_muon_call *c) {
     muon_room r = room_of(c);
     muon_args a = {};
-    double larger = (double)(c->rows > c->columns ? c->rows : c->columns);
     memcpy(a.at, c->at, sizeof a.at);
     a.size = c->rows * c->columns;
     a.p = (float *)c->p, a.m = (float *)c->m, a.w = (bf16 *)c->w, a.g = (const float *)c->g;
     a.x = r.x[0], a.partial = r.partial, a.step = c->step;
-    a.momentum = c->momentum, a.decay = c->decay, a.clip = c->clip, a.scale = 0.2 * sqrt(larger);
+    a.momentum = c->momentum, a.decay = c->decay, a.clip = c->clip, a.scale = c->scale;
     dim3 grid(PARTS, (unsigned)c->count);
     TRY(hti_cuda_launch(ctx, muon_begin<T>, "Muon", grid, THREADS, 0, a));
     TRY(hti_cuda_launch(ctx, muon_scale<T>, "Muon", grid, THREADS, 0, a));

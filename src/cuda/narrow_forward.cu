@@ -325,6 +325,7 @@ void hti_narrow_set_saved(hti_cuda_args *a, const ht_attention_desc *d) {
 int hti_narrow_takes(const hti_cuda_backend *cuda, const hti_attention_call *c) {
     const ht_attention_desc *d = c->desc;
     int64_t dim = d->head_dim;
+    /* full: one block of all rows, of which block_of knows no more than 256 groups */
     int fits = d->kind == HT_FULL
                    ? d->dropout == 0 && c->length <= 4096
                    : d->block % GROUP == 0 && (d->kind == HT_LOCAL || d->query != HT_QUERY_FINE);

@@ -30,7 +30,7 @@ static void add(maker *m, int64_t *at, const char *prefix, const char *name, int
         t->shape[1] = rows ? columns : 1;
         t->init = init;
         t->decays = m->config->decay == HT_DECAY_ALL || matrix;
-        t->inner = matrix && *prefix;
+        t->of_layer = matrix && *prefix;
         if (!hti_mul(&t->count, t->shape[0], t->shape[1]) || t->count > INT64_MAX / 4096)
             m->failed = 1;
         if (at) *at = p->tensors; /* becomes the offset once it is known */
@@ -60,11 +60,11 @@ static void list_all(maker *m) {
 static void place(hti_params *p) {
     p->total = p->count = 0;
     for (int pass = 0; pass < 3; pass++) {
-        if (pass == 1) p->inner = p->total;
+        if (pass == 1) p->matrices = p->total;
         if (pass == 2) p->decaying = p->total;
         for (int64_t i = 0; i < p->tensors; i++) {
             hti_param *t = &p->list[i];
-            if (pass != (t->inner ? 1 : t->decays ? 0 : 2)) continue;
+            if (pass != (t->of_layer ? 1 : t->decays ? 0 : 2)) continue;
             t->offset = p->total;
             p->total += (t->count + 31) / 32 * 32;
             p->count += t->count;

@@ -66,13 +66,13 @@ typedef struct hti_param {
     int64_t shape[2], count, offset;
     hti_init init;
     int decays;
-    int inner; /* a matrix of a layer: what Muon is for */
+    int of_layer; /* a matrix of a layer: what Muon is for */
 } hti_param;
 
 typedef struct hti_params {
     hti_param *list;
     int64_t tensors, count; /* count: numbers in all tensors */
-    int64_t inner;          /* where the layers' matrices begin; they are the last that decay */
+    int64_t matrices;       /* where the layers' matrices begin; they are the last that decay */
     int64_t decaying;       /* arena elements of those that decay, padding included */
     int64_t total;          /* arena elements */
     hti_model_at model;

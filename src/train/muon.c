@@ -4,6 +4,8 @@
  */
 #include "train/trainer.h"
 
+#include <math.h>
+
 typedef struct matrix {
     int64_t at, rows, columns;
 } matrix;
@@ -25,6 +27,12 @@ static int same(const matrix *a, const matrix *b) {
     return a->rows == b->rows && a->columns == b->columns;
 }
 
+/* 0.2: the mean square of an element's step is then what AdamW's usually is, so that rates can be
+ * kept. */
+static double scale_of(const matrix *shape) {
+    return 0.2 * sqrt((double)(shape->rows > shape->columns ? shape->rows : shape->columns));
+}
+
 static hti_muon_call call_of(const ht_trainer *t, const matrix *shape) {
     const ht_config *c = &t->config;
     const ht_model *m = t->model;
@@ -37,6 +45,7 @@ static hti_muon_call call_of(const ht_trainer *t, const matrix *shape) {
                            .g = t->grads,
                            .step = t->net.step,
                            .momentum = c->momentum,
+                           .scale = scale_of(shape),
                            .decay = c->weight_decay,
                            .clip = c->clip,
                            .scratch = t->muon};
@@ -57,11 +66,9 @@ static ht_status over_calls(const ht_trainer *t, size_t *bytes) {
             for (int i = k; i < PER_LAYER; i++)
                 if (same(&here[i], &kinds[k])) call.at[call.count++] = here[i].at;
             if (call.count + PER_LAYER <= HTI_MUON_MOST && l + 1 < c->layers) continue;
-            size_t need = ops->muon_scratch(t->ctx, &call);
-            if (!bytes)
-                TRY(ops->muon(t->ctx, &call));
-            else if (need > *bytes)
-                *bytes = need;
+            size_t need = bytes ? ops->muon_scratch(t->ctx, &call) : 0;
+            if (!bytes) TRY(ops->muon(t->ctx, &call));
+            if (bytes && need > *bytes) *bytes = need;
             call.count = 0;
         }
     }

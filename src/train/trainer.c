@@ -118,7 +118,7 @@ static ht_status run_update(ht_trainer *t) {
     if (t->muon) TRY(hti_muon_update(t));
     for (int part = 0; part < 2; part++) {
         int64_t from = part ? p->decaying : 0;
-        int64_t to = part ? p->total : t->muon ? p->inner : p->decaying;
+        int64_t to = part ? p->total : t->muon ? p->matrices : p->decaying;
         if (from == to) continue;
         hti_adamw_call a = {.dtype = dtype,
                             .count = to - from,

@@ -45,34 +45,6 @@ static double *noise(int64_t n, uint32_t seed) {
     return x;
 }
 
-/* Device memory with these numbers in it, in float or double. */
-static void *put(ht_context *ctx, const double *x, int64_t n, ht_dtype dtype) {
-    size_t bytes = (size_t)n * hti_bytes(dtype);
-    void *host = malloc(bytes), *device;
-    for (int64_t i = 0; i < n; i++) {
-        if (dtype == HT_F64)
-            ((double *)host)[i] = x[i];
-        else
-            ((float *)host)[i] = (float)x[i];
-    }
-    OK(ctx, ht_memory_alloc(ctx, &device, bytes));
-    OK(ctx, ht_memory_copy_in(ctx, device, host, bytes));
-    free(host);
-    return device;
-}
-
-static double *get(ht_context *ctx, void *device, int64_t n, ht_dtype dtype) {
-    size_t bytes = (size_t)n * hti_bytes(dtype);
-    void *host = malloc(bytes);
-    double *x = malloc(sizeof *x * (size_t)n);
-    OK(ctx, ht_memory_copy_out(ctx, host, device, bytes));
-    for (int64_t i = 0; i < n; i++)
-        x[i] = dtype == HT_F64 ? ((double *)host)[i] : ((float *)host)[i];
-    free(host);
-    ht_memory_free(ctx, device);
-    return x;
-}
-
 /* want in double, plain in float by plain loops, got by the device; all three are freed. */
 static void compare(const char *what, double *want, double *plain, double *got, int64_t n) {
     double off = 0, top = 0, worst = 0;
@@ -107,14 +79,14 @@ static double *multiply(ht_context *ctx, const shape *s, ht_dtype dtype) {
                   .lda = s->ta ? s->m : s->k,
                   .ldb = s->tb ? s->k : s->n,
                   .ldc = s->n,
-                  .a = put(ctx, a, s->m * s->k, dtype),
-                  .b = put(ctx, b, s->k * s->n, dtype),
-                  .c = put(ctx, c, s->m * s->n, dtype)};
+                  .a = training_put(ctx, a, s->m * s->k, dtype),
+                  .b = training_put(ctx, b, s->k * s->n, dtype),
+                  .c = training_put(ctx, c, s->m * s->n, dtype)};
     OK(ctx, ctx->ops->gemm(ctx, &g));
     ht_memory_free(ctx, (void *)g.a);
     ht_memory_free(ctx, (void *)g.b);
     free(a), free(b), free(c);
-    return get(ctx, g.c, s->m * s->n, dtype);
+    return training_get(ctx, g.c, s->m * s->n, dtype);
 }
 
 static void products(void **state) {
@@ -151,11 +123,11 @@ static double *loss(ht_context *ctx, const loss_sizes *s, ht_dtype dtype, int64_
                        .rows = r,
                        .width = w,
                        .classes = c,
-                       .x = put(ctx, x, r * w, dtype),
-                       .w = put(ctx, weights, c * w, dtype),
-                       .bias = put(ctx, bias, c, dtype)};
+                       .x = training_put(ctx, x, r * w, dtype),
+                       .w = training_put(ctx, weights, c * w, dtype),
+                       .bias = training_put(ctx, bias, c, dtype)};
     void *out[4], *target, *scratch;
-    for (int i = 0; i < 4; i++) out[i] = put(ctx, zero, sizes[i], dtype);
+    for (int i = 0; i < 4; i++) out[i] = training_put(ctx, zero, sizes[i], dtype);
     OK(ctx, ht_memory_alloc(ctx, (void **)&device, sizeof step));
     OK(ctx, ht_memory_copy_in(ctx, device, &step, sizeof step));
     OK(ctx, ht_memory_alloc(ctx, &target, sizeof *targets * (size_t)r));
@@ -168,7 +140,7 @@ static double *loss(ht_context *ctx, const loss_sizes *s, ht_dtype dtype, int64_
     *total = sizes[0] + sizes[1] + sizes[2] + sizes[3] + 3;
     double *all = malloc(sizeof *all * (size_t)*total);
     for (int i = 0; i < 4; i++) {
-        double *part = get(ctx, out[i], sizes[i], dtype);
+        double *part = training_get(ctx, out[i], sizes[i], dtype);
         memcpy(all + at, part, sizeof *part * (size_t)sizes[i]);
         at += sizes[i];
         free(part);
@@ -212,14 +184,14 @@ static double *dropped(ht_context *ctx, int64_t rows, int64_t width, double p, u
                         .vocab = 1,
                         .tokens = tokens,
                         .positions = tokens,
-                        .table = put(ctx, table, width, HT_F32),
-                        .out = put(ctx, x, rows * width, HT_F32),
+                        .table = training_put(ctx, table, width, HT_F32),
+                        .out = training_put(ctx, x, rows * width, HT_F32),
                         .drop = {.p = p, .seed = 77, .site = 3, .offset = offset}};
     OK(ctx, ctx->ops->embed_forward(ctx, &e));
     ht_memory_free(ctx, tokens);
     ht_memory_free(ctx, (void *)e.table);
     free(x), free(table), free(zero);
-    return get(ctx, e.out, rows * width, HT_F32);
+    return training_get(ctx, e.out, rows * width, HT_F32);
 }
 
 static void masks(void **state) {

@@ -58,6 +58,33 @@ void training_write(const char *path, const void *bytes, size_t count) {
     fclose(f);
 }
 
+void *training_put(ht_context *ctx, const double *x, int64_t n, ht_dtype dtype) {
+    size_t bytes = (size_t)n * (dtype == HT_F64 ? sizeof(double) : sizeof(float));
+    void *host = malloc(bytes), *device;
+    for (int64_t i = 0; i < n; i++) {
+        if (dtype == HT_F64)
+            ((double *)host)[i] = x[i];
+        else
+            ((float *)host)[i] = (float)x[i];
+    }
+    OK(ctx, ht_memory_alloc(ctx, &device, bytes));
+    OK(ctx, ht_memory_copy_in(ctx, device, host, bytes));
+    free(host);
+    return device;
+}
+
+double *training_get(ht_context *ctx, void *device, int64_t n, ht_dtype dtype) {
+    size_t bytes = (size_t)n * (dtype == HT_F64 ? sizeof(double) : sizeof(float));
+    void *host = malloc(bytes);
+    double *x = malloc(sizeof *x * (size_t)n);
+    OK(ctx, ht_memory_copy_out(ctx, host, device, bytes));
+    for (int64_t i = 0; i < n; i++)
+        x[i] = dtype == HT_F64 ? ((double *)host)[i] : ((float *)host)[i];
+    free(host);
+    ht_memory_free(ctx, device);
+    return x;
+}
+
 size_t training_thin(void) {
     const char *thin = getenv("HT_TEST_THIN");
     return thin && atoi(thin) > 1 ? (size_t)atoi(thin) : 1;

@@ -40,6 +40,11 @@ int training_folder_close(void);
 const char *training_path(const char *name);
 void training_write(const char *path, const void *bytes, size_t count);
 
+/* Device memory with these numbers in it, in float or double (any other dtype: float), and the
+ * numbers of such memory, which is freed. */
+void *training_put(ht_context *ctx, const double *x, int64_t n, ht_dtype dtype);
+double *training_get(ht_context *ctx, void *device, int64_t n, ht_dtype dtype);
+
 /* HT_TEST_THIN=n, else 1: of cases that take long every n-th will do (for sanitizers). */
 size_t training_thin(void);
 
