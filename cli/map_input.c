@@ -108,13 +108,17 @@ static int32_t *encode(map_input *in, const char *text, int64_t *count, cli_erro
     return tokens;
 }
 
-/* Masked tokens take no part; NULL mask where there are none. */
-static bool make_mask(map_input *in, const int32_t *tokens, int64_t cls, cli_error *error) {
+/* Masked rows take no part; NULL mask where there are none. */
+static bool make_mask(map_input *in, const int32_t *tokens, int64_t count, int64_t cls,
+                      cli_error *error) {
     const ht_config *c = &in->model.config;
     uint8_t *mask = malloc((size_t)in->length);
     bool any = false, good = mask || cli_fail(error, "out of memory");
     for (int64_t i = 0; good && i < in->length; i++) {
-        mask[i] = i < cls || tokens[i - cls] != 0 || !c->mask_zero || c->task == HT_TASK_LANGUAGE;
+        int64_t first = (i - cls) * c->merge;
+        mask[i] = i < cls || !c->mask_zero || c->task == HT_TASK_LANGUAGE;
+        for (int64_t k = first; !mask[i] && k < first + c->merge && k < count; k++)
+            mask[i] = tokens[k] != 0;
         any |= !mask[i];
     }
     good = good && (!any || upload(in, (void **)&in->mask, mask, (size_t)in->length, error));
@@ -180,7 +184,7 @@ static bool open_checkpoint(map_input *in, const map_values *v, int *code, cli_e
     if (!tokens) return false;
     in->dtype = HT_F32;
     in->batch = 1;
-    in->length = count + cls;
+    in->length = (count + c->merge - 1) / c->merge + cls;
     in->heads = c->heads;
     in->kv_heads = c->kv_heads;
     in->dim = in->value_dim = c->inner / c->heads;
@@ -192,7 +196,7 @@ static bool open_checkpoint(map_input *in, const map_values *v, int *code, cli_e
     in->layer = v->layer;
     snprintf(in->about, sizeof in->about, "%.100s, layer %lld", v->run, (long long)v->layer);
     bool good = read_layer(in, tokens, count, v->layer, error) &&
-                make_mask(in, tokens, cls, error) && read_bias(in, error);
+                make_mask(in, tokens, count, cls, error) && read_bias(in, error);
     free(tokens);
     return good;
 }

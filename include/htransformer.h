@@ -300,6 +300,7 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(INT, vocab, 257, 2, 16777216, "token ids; bytes need 257")                                   \
     X(INT, classes, 2, 2, 65536, "labels 0 ... classes - 1")                                       \
     X(INT, length, 1024, 1, 134217728, "most tokens of a text; longer ones are cut")               \
+    X(INT, merge, 1, 1, 64, "neighbouring tokens that become one row of the model")                \
     X(CHOICE, pool, 0, 0, 5,                                                                       \
       "cls (default), first, mean, mean_all, last or max: from rows to one vector")                \
     X(INT, sinusoidal, 1, 0, 1, "add sines and cosines of the position")                           \
@@ -535,7 +536,7 @@ HT_API void ht_model_destroy(ht_model *model);
 HT_API ht_status ht_model_get_config(const ht_model *model, ht_config *out); /* zeros filled in */
 HT_API int64_t ht_model_parameters(const ht_model *model);                   /* how many numbers */
 
-/* Operations of a training step per row: the products of the linear layers, forward and backward;
+/* Operations of a training step per token: the products of the linear layers, forward and backward;
  * attention is not counted. And how many per second the device could do in that precision: of a
  * GPU by its data sheet, of a CPU as measured now (0.1 s); 0: not known. */
 HT_API double ht_model_flops(const ht_model *model);
@@ -681,7 +682,8 @@ HT_API ht_status ht_trainer_logits(ht_trainer *trainer, const ht_batch *batch, d
 
 /* What the attention of a layer gets: q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]
  * of the batch's sequences one after the other, rotary positions of all levels already in them.
- * rows: all tokens, and where pool is cls one row in front of each sequence. */
+ * rows: all tokens (`merge` of a sequence are one), and where pool is cls one row in front of each
+ * sequence. */
 HT_API ht_status ht_trainer_read_qkv(ht_trainer *trainer, const ht_batch *batch, int64_t layer,
                                      float *q, float *k, float *v);
 

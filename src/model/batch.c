@@ -1,6 +1,6 @@
 /*
  * From a caller's batch of tokens to the rows that the kernels see: checked, with cls, positions,
- * mask, targets.
+ * mask, targets. `merge` neighbouring tokens are a row; a sequence's last is filled up with 0.
  *
  * Sequences lie packed one after the other, unless the device wants fixed shapes: then each takes
  * max_length rows, what is left over is masked, and missing sequences are empty. A batch that would
@@ -41,6 +41,13 @@ ht_status hti_batch_check_tokens(const hti_net *n, const ht_batch *b) {
     return HT_OK;
 }
 
+static int64_t rows_of(const hti_net *n, const ht_batch *b) {
+    int64_t rows = 0;
+    for (int64_t i = 0; i < b->sequences; i++)
+        rows += hti_config_rows_of(n->c, (int64_t)b->cu_seqlens[i + 1] - b->cu_seqlens[i]);
+    return rows;
+}
+
 ht_status hti_batch_check(const hti_net *n, const ht_batch *b) {
     const ht_config *c = n->c;
     CHECK(n->ctx, b && b->size >= sizeof *b, HT_INVALID,
@@ -61,60 +68,82 @@ ht_status hti_batch_check(const hti_net *n, const ht_batch *b) {
               "sequence %lld of the batch must have 1 to %lld tokens, got %lld", (long long)i,
               (long long)c->length, (long long)length);
     }
-    CHECK(n->ctx, b->cu_seqlens[b->sequences] + hti_config_has_cls(c) * b->sequences <= n->max_rows,
-          HT_INVALID, "a batch must have at most %lld rows, got %lld", (long long)n->max_rows,
-          (long long)b->cu_seqlens[b->sequences] + hti_config_has_cls(c) * b->sequences);
+    CHECK(n->ctx, rows_of(n, b) <= n->max_rows, HT_INVALID,
+          "a batch must have at most %lld rows, got %lld", (long long)n->max_rows,
+          (long long)rows_of(n, b));
     return HT_OK;
+}
+
+/* A row is masked where all of its tokens are 0. */
+static void mask_rows(uint8_t *mask, const int32_t *tokens, int64_t rows, int64_t merge) {
+    memset(mask, 0, (size_t)rows);
+    for (int64_t k = 0; k < merge; k++)
+        for (int64_t r = 0; r < rows; r++) mask[r] |= tokens[r * merge + k] != 0;
+}
+
+/* Each row its position, and each token its own. */
+static void place_rows(hti_net *n, int64_t at, int64_t rows) {
+    int64_t merge = n->c->merge;
+    if (n->placed && n->fixed) return;
+    for (int64_t k = 0; k < rows; k++) n->positions_host[at + k] = (int32_t)k;
+    if (merge == 1) return; /* the same memory */
+    for (int64_t k = 0; k < rows * merge; k++) n->places_host[at * merge + k] = (int32_t)k;
+}
+
+/* Targets of sequence i and of what fills it up to `room` tokens; its first is token `at`. */
+static void stage_targets(hti_net *n, const ht_batch *b, int64_t i, int64_t at, int64_t room) {
+    int32_t *token = n->tokens_host + at, *target = n->targets_host + at;
+    memset(target, -1, sizeof *target * (size_t)room);
+    if (b->targets && i < b->sequences) {
+        int64_t first = b->cu_seqlens[i], count = b->cu_seqlens[i + 1] - first;
+        memcpy(target + hti_config_has_cls(n->c), b->targets + first,
+               sizeof *target * (size_t)count);
+    }
+    if (hti_config_hides(n->c)) /* what is to be guessed must not be seen */
+        for (int64_t k = 0; k < room; k++)
+            if (target[k] >= 0) token[k] = -1;
 }
 
 /* Rows of sequence i of the batch (none: i is beyond it) from row `at` on; returns how many are
  * used. masked: some row of the batch is, so all of them need their mask. */
 static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t at, int masked) {
     const ht_config *c = n->c;
-    int64_t cls = hti_config_has_cls(c), have = i < b->sequences,
-            first = have ? b->cu_seqlens[i] : 0;
-    int64_t tokens = have ? b->cu_seqlens[i + 1] - first : 0, rows = have ? tokens + cls : 0;
-    int64_t end = n->fixed ? n->max_length : rows, skip = have ? cls : 0;
-    int32_t *row = n->tokens_host + at, *target = n->targets_host + at;
+    int64_t have = i < b->sequences, skip = have ? hti_config_has_cls(c) : 0;
+    int64_t first = have ? b->cu_seqlens[i] : 0, tokens = have ? b->cu_seqlens[i + 1] - first : 0;
+    int64_t rows = have ? hti_config_rows_of(c, tokens) : 0, end = n->fixed ? n->max_length : rows;
+    int32_t *token = n->tokens_host + at * c->merge;
     uint8_t *mask = n->mask_host + at;
-    if (skip) row[0] = -1;
+    if (skip) token[0] = -1;
     if (n->tokens_from == n->tokens_host) {
-        memcpy(row + skip, b->tokens + first, sizeof *row * (size_t)tokens);
-        memset(row + rows, 0, sizeof *row * (size_t)(end - rows));
+        int64_t used = skip + tokens;
+        memcpy(token + skip, b->tokens + first, sizeof *token * (size_t)tokens);
+        memset(token + used, 0, sizeof *token * (size_t)(end * c->merge - used));
     }
-    if (!n->placed || !n->fixed)
-        for (int64_t k = 0; k < end; k++) n->positions_host[at + k] = (int32_t)k;
+    place_rows(n, at, end);
     if (c->mask_zero)
-        for (int64_t k = 0; k < rows; k++) mask[k] = row[k] != 0;
+        mask_rows(mask, token, rows, c->merge);
     else if (masked)
         memset(mask, 1, (size_t)rows);
     memset(mask + rows, 0, (size_t)(end - rows));
-    if (hti_config_by_token(c)) {
-        memset(target, -1, sizeof *target * (size_t)end);
-        if (b->targets && tokens)
-            memcpy(target + skip, b->targets + first, sizeof *target * (size_t)tokens);
-    }
-    if (hti_config_hides(c)) /* what is to be guessed must not be seen */
-        for (int64_t k = 0; k < rows; k++)
-            if (target[k] >= 0) row[k] = -1;
+    if (hti_config_by_token(c)) stage_targets(n, b, i, at * c->merge, end * c->merge);
     n->start_host[i] = (int32_t)at;
     n->count_host[i] = (int32_t)rows;
     return end;
 }
 
-static int pays_to_fix(const hti_net *n, const ht_batch *b) {
-    int64_t rows = b->cu_seqlens[b->sequences] + hti_config_has_cls(n->c) * b->sequences;
+static int pays_to_fix(const hti_net *n, int64_t rows) {
     return n->fixes && (n->c->pad || rows >= n->max_rows - n->max_rows / 8);
 }
 
 void hti_batch_stage(hti_net *n, const ht_batch *b) {
     const ht_config *c = n->c;
-    int64_t rows = b->cu_seqlens[b->sequences] + hti_config_has_cls(c) * b->sequences;
-    n->fixed = pays_to_fix(n, b);
+    int64_t rows = rows_of(n, b);
+    n->fixed = pays_to_fix(n, rows);
     int64_t sequences = n->fixed ? n->max_sequences : b->sequences, at = 0, longest = 0;
     int masked = c->mask_zero || (n->fixed && rows < n->max_sequences * n->max_length);
     /* rows are the caller's tokens as they are: nothing to put together while the device waits */
-    int ready = !masked && !hti_config_has_cls(c) && !hti_config_hides(c);
+    int full = b->cu_seqlens[b->sequences] == rows * c->merge;
+    int ready = full && !masked && !hti_config_has_cls(c) && !hti_config_hides(c);
     n->tokens_from = ready ? b->tokens : n->tokens_host;
     n->cu_host[0] = 0;
     for (int64_t i = 0; i < sequences; i++) {
@@ -126,7 +155,7 @@ void hti_batch_stage(hti_net *n, const ht_batch *b) {
     int64_t per_item = c->task == HT_TASK_PAIRS ? 2 : 1, items = sequences / per_item;
     n->batch_items = b->sequences / per_item;
     n->batch_tokens = b->cu_seqlens[b->sequences];
-    n->target_rows = hti_config_by_token(c) ? at : items;
+    n->target_rows = hti_config_by_token(c) ? at * c->merge : items;
     for (int64_t i = 0; i < items && !hti_config_by_token(c); i++)
         n->targets_host[i] = i < n->batch_items && b->targets ? b->targets[i] : -1;
     n->batch_targets = 0;

@@ -179,8 +179,25 @@ static const hti_entry *same_in(const hti_reader *r, const hti_param *t) {
     return same ? e : NULL;
 }
 
+/* Layers fit whatever `merge` was, but tokens would mean something else to them: where the width is
+ * the same, what a token has of it must be, too. */
+static ht_status check_merge(const ht_model *m, const hti_reader *r) {
+    const ht_config *c = &m->config;
+    const hti_entry *norm = hti_reader_find(r, "norm.weight");
+    const hti_entry *embed = hti_reader_find(r, "embed.tokens.weight");
+    if (!norm || !embed || norm->shape[0] != c->width) return HT_OK;
+    if (embed->shape[1] < 1 || c->width % embed->shape[1] != 0) return HT_OK; /* no merge of ours */
+    CHECK(m->ctx, embed->shape[1] == hti_config_columns(c), HT_FORMAT,
+          "%s: the model in it has merge %lld, not %lld: its 'embed.tokens.weight' has %lld "
+          "columns, not %lld",
+          r->path, (long long)(c->width / embed->shape[1]), (long long)c->merge,
+          (long long)embed->shape[1], (long long)hti_config_columns(c));
+    return HT_OK;
+}
+
 static ht_status take(ht_model *m, const hti_reader *r, int64_t *taken) {
     int64_t count = 0;
+    TRY(check_merge(m, r));
     for (int64_t i = 0; i < m->params.tensors; i++) count += same_in(r, &m->params.list[i]) != NULL;
     CHECK(m->ctx, count > 0, HT_FORMAT, "%s has no tensor of the model's names and shapes",
           r->path);

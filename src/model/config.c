@@ -342,6 +342,26 @@ static ht_status check_shape(ht_context *ctx, const ht_config *c) {
     return HT_OK;
 }
 
+/* A row has all of its tokens in it, so none of them can be guessed from it unless it is hidden. */
+static ht_status check_merge(ht_context *ctx, const ht_config *c) {
+    if (c->merge == 1) return HT_OK;
+    CHECK(ctx, c->width % c->merge == 0, HT_INVALID,
+          "merge must divide width: %lld does not divide %lld", (long long)c->merge,
+          (long long)c->width);
+    CHECK(ctx, c->task != HT_TASK_LANGUAGE, HT_INVALID,
+          "a language model with merge %lld would see the tokens it is to guess: merge must be 1",
+          (long long)c->merge);
+    CHECK(ctx, c->task != HT_TASK_DENOISE || c->hide > 0, HT_INVALID,
+          "with merge %lld and hide 0 a model would see the tokens it is to guess: hide some, or "
+          "set merge 1",
+          (long long)c->merge);
+    CHECK(ctx, c->pool != HT_POOL_CLS, HT_INVALID,
+          "merge %lld leaves no row for a cls vector: pool must be first, last, mean, mean_all or "
+          "max",
+          (long long)c->merge);
+    return HT_OK;
+}
+
 static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     int language = c->task == HT_TASK_LANGUAGE;
     int64_t rows;
@@ -368,10 +388,11 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
           "pairs need an even head_hidden, got %lld", (long long)c->head_hidden);
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->pair_features != 3, HT_INVALID,
           "pair_features must be 2 or 4, got 3");
+    TRY(check_merge(ctx, c));
     CHECK(ctx, c->listops_min + 1 < c->listops_max, HT_INVALID,
           "listops_max must be at least listops_min + 2, got %lld and %lld",
           (long long)c->listops_max, (long long)c->listops_min);
-    CHECK(ctx, hti_mul(&rows, 2 * c->batch, c->length + 1) && rows <= INT32_MAX, HT_INVALID,
+    CHECK(ctx, hti_mul(&rows, 2 * c->batch, c->length + c->merge) && rows <= INT32_MAX, HT_INVALID,
           "batch %lld of length %lld is more than 2^31 rows", (long long)c->batch,
           (long long)c->length);
     return HT_OK;

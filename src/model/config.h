@@ -25,10 +25,16 @@ static inline int hti_config_hides(const ht_config *c) {
 static inline int hti_config_has_cls(const ht_config *c) {
     return (c->task == HT_TASK_CLASSIFY || c->task == HT_TASK_DENOISE) && c->pool == HT_POOL_CLS;
 }
-/* Rows of the longest sequence, and sequences per item. */
-static inline int64_t hti_config_rows(const ht_config *c) {
-    return c->length + hti_config_has_cls(c);
+/* `merge` tokens lie side by side in a row: what each has of the width, the rows of so many tokens
+ * (the last may be filled up), those of the longest sequence. */
+static inline int64_t hti_config_columns(const ht_config *c) { return c->width / c->merge; }
+static inline int64_t hti_config_rows_of(const ht_config *c, int64_t tokens) {
+    return (tokens + c->merge - 1) / c->merge + hti_config_has_cls(c);
 }
+static inline int64_t hti_config_rows(const ht_config *c) {
+    return hti_config_rows_of(c, c->length);
+}
+/* Sequences of a batch. */
 static inline int64_t hti_config_sequences(const ht_config *c) {
     return c->batch * (c->task == HT_TASK_PAIRS ? 2 : 1);
 }

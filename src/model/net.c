@@ -5,17 +5,19 @@
 
 /* ---- embedding ---- */
 
+/* Tokens of a row lie side by side: of its own each token has a row of width / merge. */
 static hti_embed_call embed_call(const hti_net *n) {
+    int64_t merge = n->c->merge;
     const ht_model *m = n->model;
     const hti_model_at *at = &m->params.model;
     hti_embed_call e = {.dtype = m->dtype,
-                        .rows = n->rows.rows,
-                        .width = n->c->width,
+                        .rows = n->rows.rows * merge,
+                        .width = hti_config_columns(n->c),
                         .vocab = n->c->vocab,
-                        .length = n->max_length,
-                        .each = n->rows.cu_seqlens ? 0 : n->rows.length,
+                        .length = n->max_length * merge,
+                        .each = n->rows.cu_seqlens ? 0 : n->rows.length * merge,
                         .tokens = n->tokens,
-                        .positions = n->positions,
+                        .positions = n->places,
                         .table = hti_weight(m, at->embed),
                         .cls = hti_weight(m, at->cls),
                         .learned = hti_weight(m, at->learned),

@@ -17,7 +17,7 @@ typedef struct hti_net {
     int fixed;    /* this one does */
     int placed;   /* with fixed: positions lie on the device */
     int first;    /* pooling takes first rows: after the last attention only they are computed */
-    int64_t max_rows, max_sequences, max_length, items;
+    int64_t max_rows, max_sequences, max_length, items; /* max_length: rows of a sequence */
     ht_attention *plan, *plan_eval;
     hti_layers layers;
     hti_layer_weights *weights, *grads; /* [c->layers] */
@@ -37,10 +37,13 @@ typedef struct hti_net {
     void *loss_scratch, *embed_scratch, *row_loss, *logits;
 
     /* the batch: host staging and its device copies */
-    int32_t *tokens_host, *positions_host, *targets_host, *start_host, *count_host, *cu_host;
+    int32_t *tokens_host, *targets_host; /* [rows * merge] */
+    int32_t *positions_host, *start_host, *count_host, *cu_host;
+    int32_t *places_host; /* [rows * merge]: of tokens what positions are of rows; with merge 1 the
+                             same memory */
     uint8_t *mask_host;
     const int32_t *tokens_from; /* tokens_host, or the caller's where they need no changes */
-    int32_t *tokens, *positions, *targets, *start, *count;
+    int32_t *tokens, *positions, *places, *targets, *start, *count;
     uint8_t *mask;
     void *fixed_positions,
         *turn;      /* constants: sinusoids [max_length, width], rotary [max_length, d/2, 2] */

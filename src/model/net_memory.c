@@ -9,6 +9,8 @@
 
 /* ---- layouts: each measures with base NULL, then carves ---- */
 
+static int64_t most_tokens(const hti_net *n) { return n->max_rows * n->c->merge; }
+
 /* With recomputation, or without backward, all layers share what they keep; with recomputation each
  * has its x. */
 static void kept_layout(hti_net *n, hti_arena *a) {
@@ -35,7 +37,7 @@ static void kept_layout(hti_net *n, hti_arena *a) {
     n->last = hti_take(a, rows * width, e);
     n->last_stats = hti_take(a, rows * 2, wide);
     if (!n->backward || n->first) n->normed = hti_take(a, rows * width, e);
-    n->row_loss = hti_take(a, n->max_rows > seqs ? n->max_rows : seqs, wide);
+    n->row_loss = hti_take(a, most_tokens(n) > seqs ? most_tokens(n) : seqs, wide);
     if (hti_config_by_token(c)) return;
     n->pooled = n->first ? n->normed : hti_take(a, seqs * width, e);
     n->matched = hti_config_matches(c) ? hti_take(a, n->items * HTI_FEATURES, e) : NULL;
@@ -51,14 +53,14 @@ static void work_layout(hti_net *n, hti_arena *a) {
     size_t e = hti_bytes(n->model->dtype);
     int by_token = hti_config_by_token(c);
     hti_loss_call loss = {.dtype = n->model->dtype,
-                          .rows = by_token ? n->max_rows : n->items,
+                          .rows = by_token ? most_tokens(n) : n->items,
                           .width = HTI_LAST,
                           .classes = HTI_LOGITS};
     hti_work_layout(&n->work, a, &n->layers, n->max_rows, n->backward);
     n->loss_scratch = hti_take(a, (int64_t)n->ctx->ops->loss_scratch(n->ctx, &loss), 1);
     if (!n->backward) return;
     hti_embed_call embed = {
-        .dtype = n->model->dtype, .rows = n->max_rows, .width = c->width, .vocab = c->vocab};
+        .dtype = n->model->dtype, .rows = most_tokens(n), .width = HTI_COLUMNS, .vocab = c->vocab};
     n->embed_scratch = hti_take(a, (int64_t)n->ctx->ops->embed_scratch(n->ctx, &embed), 1);
     n->dnormed = n->work.dh; /* used up by the final norm before any layer needs it */
     if (!n->first) n->normed = n->work.dwide; /* and so is this by the head */
@@ -79,9 +81,10 @@ static void batch_layout(hti_net *n, hti_arena *a) {
     const ht_config *c = n->c;
     size_t wide = hti_wide_bytes(n->model->dtype);
     n->step = hti_take(a, 1, sizeof *n->step);
-    n->tokens = hti_take(a, n->max_rows, sizeof(int32_t));
+    n->tokens = hti_take(a, most_tokens(n), sizeof(int32_t));
     n->positions = hti_take(a, n->max_rows, sizeof(int32_t));
-    n->targets = hti_take(a, n->max_rows + n->items, sizeof(int32_t));
+    n->places = c->merge > 1 ? hti_take(a, most_tokens(n), sizeof(int32_t)) : n->positions;
+    n->targets = hti_take(a, most_tokens(n) + n->items, sizeof(int32_t));
     n->start = hti_take(a, n->max_sequences, sizeof(int32_t));
     n->count = hti_take(a, n->max_sequences, sizeof(int32_t));
     n->mask = hti_take(a, n->max_rows, 1);
@@ -92,9 +95,11 @@ static void batch_layout(hti_net *n, hti_arena *a) {
 }
 
 static void host_layout(hti_net *n, hti_arena *a) {
-    n->tokens_host = hti_take(a, n->max_rows, sizeof(int32_t));
+    n->tokens_host = hti_take(a, most_tokens(n), sizeof(int32_t));
     n->positions_host = hti_take(a, n->max_rows, sizeof(int32_t));
-    n->targets_host = hti_take(a, n->max_rows + n->items, sizeof(int32_t));
+    n->places_host =
+        n->c->merge > 1 ? hti_take(a, most_tokens(n), sizeof(int32_t)) : n->positions_host;
+    n->targets_host = hti_take(a, most_tokens(n) + n->items, sizeof(int32_t));
     n->start_host = hti_take(a, n->max_sequences, sizeof(int32_t));
     n->count_host = hti_take(a, n->max_sequences, sizeof(int32_t));
     n->cu_host = hti_take(a, n->max_sequences + 1, sizeof(int32_t));
@@ -286,15 +291,26 @@ void hti_net_destroy(hti_net *n) {
     *n = (hti_net){0};
 }
 
+/* Rows', and where merge makes them differ, those of tokens. */
+static ht_status load_positions(hti_net *n) {
+    const hti_ops *ops = n->ctx->ops;
+    size_t bytes = (size_t)n->rows.rows * sizeof *n->positions;
+    if (n->placed && n->fixed) return HT_OK; /* they are what they were */
+    TRY(ops->copy_in(n->ctx, n->positions, n->positions_host, bytes));
+    if (n->c->merge > 1)
+        TRY(ops->copy_in(n->ctx, n->places, n->places_host, bytes * (size_t)n->c->merge));
+    n->placed = n->fixed;
+    return HT_OK;
+}
+
 ht_status hti_net_load(hti_net *n, const ht_batch *batch) {
     const hti_ops *ops = n->ctx->ops;
     TRY(hti_batch_check(n, batch));
     hti_batch_stage(n, batch);
     size_t rows = (size_t)n->rows.rows, seqs = (size_t)n->rows.sequences;
-    TRY(ops->copy_in(n->ctx, n->tokens, n->tokens_from, rows * sizeof *n->tokens));
-    if (!n->placed || !n->fixed) /* else they are what they were */
-        TRY(ops->copy_in(n->ctx, n->positions, n->positions_host, rows * sizeof *n->positions));
-    n->placed = n->fixed;
+    TRY(ops->copy_in(n->ctx, n->tokens, n->tokens_from,
+                     rows * (size_t)n->c->merge * sizeof *n->tokens));
+    TRY(load_positions(n));
     if (n->rows.mask) TRY(ops->copy_in(n->ctx, n->mask, n->mask_host, rows));
     TRY(ops->copy_in(n->ctx, n->start, n->start_host, seqs * sizeof *n->start));
     TRY(ops->copy_in(n->ctx, n->count, n->count_host, seqs * sizeof *n->count));

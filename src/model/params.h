@@ -13,19 +13,20 @@
 #include "model/config.h"
 
 #define HTI_FEATURES ((c->task == HT_TASK_PAIRS ? c->pair_features : 1) * c->width)
+#define HTI_COLUMNS (hti_config_columns(c))
 #define HTI_BY_TOKEN (hti_config_by_token(c))
 #define HTI_HEADED (!HTI_BY_TOKEN && c->head_hidden > 0)
 /* what the last layer reads and how many logits it gives */
 #define HTI_LAST                                     \
-    (HTI_BY_TOKEN               ? c->width           \
+    (HTI_BY_TOKEN               ? HTI_COLUMNS        \
      : !HTI_HEADED              ? HTI_FEATURES       \
      : c->task == HT_TASK_PAIRS ? c->head_hidden / 2 \
                                 : c->head_hidden)
 #define HTI_LOGITS (HTI_BY_TOKEN ? c->vocab : c->classes)
 
 #define HTI_MODEL_PARAMS(X)                                                                     \
-    X(embed, "embed.tokens.weight", c->vocab, c->width, EMBED, 0, 1)                            \
-    X(cls, "embed.cls", 0, c->width, ZERO, 0, /* stands for hidden tokens, too */               \
+    X(embed, "embed.tokens.weight", c->vocab, HTI_COLUMNS, EMBED, 0, 1)                         \
+    X(cls, "embed.cls", 0, HTI_COLUMNS, ZERO, 0, /* stands for hidden tokens, too */            \
       hti_config_has_cls(c) || hti_config_hides(c))                                             \
     X(learned, "embed.positions.weight", hti_config_rows(c), c->width, NORMAL02, 0, c->learned) \
     X(norm_scale, "norm.weight", 0, c->width, ONE, 0, 1)                                        \

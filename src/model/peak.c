@@ -8,8 +8,8 @@
 
 enum { SIZE = 768, ROUNDS = 4 }; /* of the products that measure a CPU */
 
-/* Weights that every row is multiplied with. Where pooling takes first rows, the last layer works
- * on those alone after its attention. */
+/* Weights that every row is multiplied with (of the output: every token, with what it has of the
+ * row). Where pooling takes first rows, the last layer works on those alone after its attention. */
 double ht_model_flops(const ht_model *m) {
     const ht_config *c = &m->config;
     double qkv = (double)(c->inner + 2 * HTI_KV) * (double)c->width;
@@ -19,7 +19,8 @@ double ht_model_flops(const ht_model *m) {
         weights += (double)c->vocab * (double)c->width;
     else if (c->pool <= HT_POOL_FIRST)
         weights -= rest;
-    return 6 * weights; /* two operations each in forward, four in backward */
+    /* two operations each in forward, four in backward */
+    return 6 * weights / (double)c->merge;
 }
 
 static double now(void) {

@@ -356,6 +356,14 @@ static void test_checkpoints(void **state) {
     free(e);
     r = program_run("map --error --run list --text '[MAX 2 9 [MIN 4 7 ] 0 ]' --json");
     cJSON_Delete(parsed(r));
+    /* two tokens a row: five rows */
+    r = program_run("train --run merged " SMALL "--train_items 40 --valid_items 8 --listops_min 4 "
+                    "--listops_max 24 --merge 2 --pool mean");
+    if (r->code != 0) fail_msg("%s", r->err);
+    r = program_run("map --attention --run merged --text '[MAX 2 9 [MIN 4 7 ] 0 ]' "
+                    "--effective E.npy --out m.svg");
+    if (r->code != 0) fail_msg("%s", r->err);
+    free(npy_data("E.npy", "<f8", "(5, 5)", &n));
 
     char text[2001] = "";
     while (strlen(text) < 1990) strcat(text, "the cat. ");

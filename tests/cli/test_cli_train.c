@@ -212,6 +212,26 @@ static void test_init(void **state) {
                    "train --run other --init guess --preset small-listops --train_items 20");
 }
 
+/* The same with several tokens in a row; a text of any length is read. */
+static void test_merge(void **state) {
+    (void)state;
+    assert_int_equal(program_run("train --run guess4 --task denoise --merge 4 --pool max "
+                                 "--steps 4 " LISTOPS)
+                         ->code,
+                     0);
+    assert_non_null(strstr(program_run("eval guess4 --items 32")->out, "hidden tokens"));
+    assert_int_equal(
+        program_run("train --run from4 --init guess4 --merge 4 --pool max --steps 2 " LISTOPS)
+            ->code,
+        0);
+    assert_int_equal(program_run("eval from4 --items 32")->code, 0);
+    assert_int_equal(program_run("predict from4 --text '[MAX 2 9 ]'")->code, 0);
+    program_expect(1, "the model in it has merge 4, not 2",
+                   "train --run from2 --init guess4 --merge 2 --pool max --steps 2 " LISTOPS);
+    program_expect(1, "merge 4 leaves no row for a cls vector",
+                   "train --run none4 --merge 4 --pool cls --causal 0 --query mean " LISTOPS);
+}
+
 /* Sent while it trains, a signal ends it with a checkpoint; the run goes on from there. It comes
  * twice, as from timeout, which sends it to the process and to its group. */
 static void test_signals(void **state) {
@@ -304,6 +324,7 @@ int main(void) {
         cmocka_unit_test(test_elsewhere),
         cmocka_unit_test(test_in_use),
         cmocka_unit_test(test_init),
+        cmocka_unit_test(test_merge),
         cmocka_unit_test(test_signals),
         cmocka_unit_test(test_faults),
     };

@@ -178,6 +178,13 @@ static const char *const models[] = {
     "{" DENOISE "\"pool\":\"last\",\"hide\":0,\"causal\":1,\"query\":\"fine\"}",
     "{" DENOISE DROP "\"pool\":\"mean\",\"query\":\"fine\",\"tied\":1}",
     "{" DENOISE "\"pool\":\"mean\",\"attention\":\"local\",\"learned\":1,\"pad\":1}",
+    "{" SMALL "\"merge\":2,\"pool\":\"mean\"}",
+    "{" SMALL DROP "\"merge\":4,\"pool\":\"max\",\"pad\":1,\"learned\":1}",
+    "{" SMALL "\"merge\":4,\"pool\":\"first\",\"mask_zero\":0,\"rotary\":\"all\"}",
+    "{" SMALL "\"merge\":2,\"causal\":1,\"pool\":\"last\",\"query\":\"fine\",\"length\":61}",
+    "{" PAIRS DROP "\"merge\":3,\"pool\":\"mean\",\"learned\":1,\"recompute\":1}",
+    "{" DENOISE DROP "\"merge\":2,\"pool\":\"mean\",\"tied\":1,\"length\":61}",
+    "{" DENOISE "\"merge\":4,\"pool\":\"max\",\"learned\":1,\"relative_bias\":1,\"pad\":1}",
 };
 enum { MODELS = sizeof models / sizeof *models };
 

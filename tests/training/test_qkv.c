@@ -50,7 +50,7 @@ static void norm(double out[6], const double *x) {
 }
 
 /* Layer 0 sees the embeddings alone: q, k and v are one product away. */
-static void first_layer_by_hand(const char *json, int cls) {
+static void first_layer_by_hand(const char *json, int cls, int merge) {
     ht_config config = training_config(ref, json);
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
     ht_model *model;
@@ -65,11 +65,15 @@ static void first_layer_by_hand(const char *json, int cls) {
     double *table = weights(model, "embed.tokens.weight");
     double *first = cls ? weights(model, "embed.cls") : NULL;
     double *w = weights(model, "layers.0.attention.qkv.weight"); /* [6 + 3 + 3, 6] */
-    int row = 0;
+    int row = 0, columns = 6 / merge;
     for (int s = 0; s < 2; s++)
-        for (int t = starts[s] - cls; t < starts[s + 1]; t++, row++) {
-            double h[6];
-            norm(h, t < starts[s] ? first : table + 6 * tokens[t]);
+        for (int t = starts[s] - cls; t < starts[s + 1]; t += merge, row++) {
+            double h[6], x[6];
+            for (int i = 0; i < 6; i++) { /* token 0 fills up the last row */
+                int at = t + i / columns, token = at < starts[s + 1] && at >= 0 ? tokens[at] : 0;
+                x[i] = table[columns * token + i % columns];
+            }
+            norm(h, t < starts[s] ? first : x);
             for (int o = 0; o < 12; o++) {
                 double want = 0;
                 for (int i = 0; i < 6; i++) want += w[o * 6 + i] * h[i];
@@ -79,7 +83,7 @@ static void first_layer_by_hand(const char *json, int cls) {
                 assert_true(fabs(got - want) < 1e-5);
             }
         }
-    assert_int_equal(row, 7 + 2 * cls);
+    assert_int_equal(row, (3 + merge - 1) / merge + (4 + merge - 1) / merge + 2 * cls);
     free(table);
     free(first);
     free(w);
@@ -89,10 +93,12 @@ static void first_layer_by_hand(const char *json, int cls) {
 
 static void by_hand(void **state) {
     (void)state;
-    first_layer_by_hand("{" SMALL "\"pool\":\"mean\"}", 0);
-    first_layer_by_hand("{" SMALL "\"pool\":\"cls\"}", 1);
-    first_layer_by_hand("{" SMALL "\"pool\":\"mean\",\"pad\":1}", 0);
-    first_layer_by_hand("{" SMALL "\"pool\":\"mean\",\"dtype\":\"f64\"}", 0);
+    first_layer_by_hand("{" SMALL "\"pool\":\"mean\"}", 0, 1);
+    first_layer_by_hand("{" SMALL "\"pool\":\"cls\"}", 1, 1);
+    first_layer_by_hand("{" SMALL "\"pool\":\"mean\",\"pad\":1}", 0, 1);
+    first_layer_by_hand("{" SMALL "\"pool\":\"mean\",\"dtype\":\"f64\"}", 0, 1);
+    first_layer_by_hand("{" SMALL "\"pool\":\"mean\",\"merge\":2}", 0, 2);
+    first_layer_by_hand("{" SMALL "\"pool\":\"max\",\"merge\":3,\"pad\":1}", 0, 3);
 }
 
 static void refusals(void **state) {

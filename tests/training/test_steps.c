@@ -28,6 +28,8 @@ static const char *const kinds[] = {
     "{" COMMON ",\"attention_dropout\":0.1,\"attention\":\"local\",\"projection_bias\":1}",
     "{" COMMON ",\"attention_dropout\":0.1,\"query\":\"mean\"}",
     "{" COMMON ",\"attention_dropout\":0.1,\"inner\":16,\"pool\":\"mean\",\"learned\":1}",
+    "{" COMMON ",\"merge\":4,\"pool\":\"max\",\"learned\":1,\"rotary\":\"all\"}",
+    "{" COMMON ",\"merge\":2,\"task\":\"denoise\",\"pool\":\"mean\"}",
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
