@@ -357,7 +357,8 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(INT, train_items, 96000, 1, 1000000000, "ListOps, Pathfinder: items made to train on")       \
     X(INT, valid_items, 2000, 1, 1000000000, "for validation, and as many for the test")           \
     X(INT, data_seed, 0, 0, 9007199254740991, "ListOps, Pathfinder: seed of the generator")        \
-    X(INT, distractors, 0, 0, 100, "Pathfinder: short lines; 0: 5, of 128 pixels a side 8")
+    X(INT, distractors, 0, 0, 100, "Pathfinder: short lines; 0: 5, of 128 pixels a side 8")        \
+    X(INT, patch, 1, 1, 64, "images: pixels a side of the squares they are read in; 1: lines")
 
 typedef struct ht_config {
     size_t size;

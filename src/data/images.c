@@ -1,7 +1,8 @@
 /*
- * Images of one grey byte per pixel: a token is the pixel itself, row after row. Files of images
- * have a header; without one they are records of a label and `length` pixels, or CIFAR-10's binary
- * batches (label, 1,024 red, green and blue), which become grey as TensorFlow makes them.
+ * Images of one grey byte per pixel: a token is the pixel itself, row after row, or with `patch`
+ * square after square and row after row in each. Files of images have a header; without one they
+ * are records of a label and `length` pixels, or CIFAR-10's binary batches (label, 1,024 red, green
+ * and blue), which become grey as TensorFlow makes them.
  */
 #include <string.h>
 
@@ -35,6 +36,7 @@ typedef struct records {
     const char *name;
     const unsigned char *at;
     uint64_t count, bytes, pixels;
+    int64_t height, width;
     int colour;
 } records;
 
@@ -44,7 +46,8 @@ static ht_status read_header(ht_context *ctx, records *r, const unsigned char *b
     CHECK(ctx, get_number(bytes + 8, 4) == 1, HT_FORMAT,
           "%s has version %llu of the format, this program knows 1", r->name,
           (unsigned long long)get_number(bytes + 8, 4));
-    r->pixels = get_number(bytes + 12, 4) * get_number(bytes + 16, 4);
+    r->height = (int64_t)get_number(bytes + 12, 4), r->width = (int64_t)get_number(bytes + 16, 4);
+    r->pixels = (uint64_t)r->height * (uint64_t)r->width;
     r->count = get_number(bytes + 24, 8);
     r->bytes = r->pixels + 1;
     r->at = bytes + HTI_IMAGES_HEADER;
@@ -55,6 +58,13 @@ static ht_status read_header(ht_context *ctx, records *r, const unsigned char *b
           r->name, (unsigned long long)r->count, (unsigned long long)r->bytes,
           count - HTI_IMAGES_HEADER);
     return HT_OK;
+}
+
+/* Records without a header do not say: the side of a square, or 1 where there is none. */
+static int64_t side_of(int64_t pixels) {
+    int64_t side = 1;
+    while (side * side < pixels) side++;
+    return side * side == pixels ? side : 1;
 }
 
 static ht_status find_records(const ht_data *d, records *r, const char *bytes, size_t count) {
@@ -69,12 +79,36 @@ static ht_status find_records(const ht_data *d, records *r, const char *bytes, s
     r->at = (const unsigned char *)bytes;
     r->colour = length == CIFAR_PIXELS && count % CIFAR_RECORD == 0 && count % (length + 1) != 0;
     r->pixels = length;
+    r->height = side_of(d->config.length), r->width = d->config.length / r->height;
     r->bytes = r->colour ? CIFAR_RECORD : length + 1;
     r->count = count / r->bytes;
     CHECK(d->ctx, count % r->bytes == 0, HT_FORMAT,
           "%s has %zu bytes, which is no whole number of records of a label and %llu pixels",
           r->name, count, (unsigned long long)length);
     return HT_OK;
+}
+
+/* ---- squares ---- */
+
+static ht_status check_patch(const ht_data *d, const char *name, int64_t height, int64_t width) {
+    int64_t patch = d->config.patch;
+    CHECK(d->ctx, height % patch == 0 && width % patch == 0, HT_FORMAT,
+          "%s: images of %lld x %lld pixels have no squares of patch %lld", name, (long long)height,
+          (long long)width, (long long)patch);
+    return HT_OK;
+}
+
+/* to[height * width]: the pixels of one square after the other. */
+static void cut_squares(uint8_t *to, const uint8_t *from, int64_t height, int64_t width,
+                        int64_t patch) {
+    if (patch == 1) {
+        memcpy(to, from, (size_t)(height * width));
+        return;
+    }
+    for (int64_t y = 0; y < height; y += patch)
+        for (int64_t x = 0; x < width; x += patch)
+            for (int64_t i = 0; i < patch; i++, to += patch)
+                memcpy(to, from + (y + i) * width + x, (size_t)patch);
 }
 
 /* In float32, as tf.image.rgb_to_grayscale does it with bytes. */
@@ -92,11 +126,11 @@ static ht_status add_image(ht_data *d, const records *r, uint64_t number) {
           from[0], (long long)d->config.classes);
     TRY(hti_buffer_need(&d->tokens, r->pixels));
     uint8_t *to = (uint8_t *)d->tokens.data + d->tokens.used;
-    if (r->colour)
-        for (int i = 0; i < CIFAR_PIXELS; i++)
-            to[i] = grey(from[1 + i], from[1 + CIFAR_PIXELS + i], from[1 + 2 * CIFAR_PIXELS + i]);
-    else
-        memcpy(to, from + 1, r->pixels);
+    const uint8_t *pixels = from + 1;
+    uint8_t greys[CIFAR_PIXELS];
+    for (int i = 0; r->colour && i < CIFAR_PIXELS; i++)
+        greys[i] = grey(pixels[i], pixels[CIFAR_PIXELS + i], pixels[2 * CIFAR_PIXELS + i]);
+    cut_squares(to, r->colour ? greys : pixels, r->height, r->width, d->config.patch);
     d->tokens.used += r->pixels;
     int64_t end = (int64_t)d->tokens.used;
     TRY(hti_buffer_add(&d->starts, &end, sizeof end));
@@ -114,6 +148,7 @@ static ht_status read_file(void *user, const char *name, const char *bytes, size
     ht_data *d = r->data;
     records from = {.name = name};
     TRY(find_records(d, &from, bytes, count));
+    TRY(check_patch(d, name, from.height, from.width));
     if (r->desc->holdout == 0) TRY(hti_buffer_need(&d->tokens, from.count * from.pixels));
     for (uint64_t i = 0; i < from.count; i++) {
         if (r->desc->holdout > 0 &&
@@ -144,16 +179,31 @@ ht_status hti_images_read(ht_data *d, const ht_data_desc *desc) {
 
 /* ---- Pathfinder, made in memory ---- */
 
+/* All images, which lie in tokens line by line. */
+static ht_status cut_all(ht_data *d, int64_t side) {
+    int64_t patch = d->config.patch, pixels = side * side;
+    if (patch == 1) return HT_OK;
+    uint8_t *lines = hti_host_alloc(d->ctx, (size_t)pixels), *image = (uint8_t *)d->tokens.data;
+    CHECK(d->ctx, lines, HT_NOMEM, "out of memory: an image of %lld pixels", (long long)pixels);
+    for (int64_t i = 0; i < d->items; i++, image += pixels) {
+        memcpy(lines, image, (size_t)pixels);
+        cut_squares(image, lines, side, side, patch);
+    }
+    hti_host_free(d->ctx, lines);
+    return HT_OK;
+}
+
 ht_status hti_images_make(ht_data *d, const ht_data_desc *desc) {
     const ht_config *c = &d->config;
-    int64_t length = c->length,
+    int64_t length = c->length, side = side_of(length),
             count = desc->part == HT_PART_TRAIN ? c->train_items : c->valid_items;
     hti_pathfinder *p;
     hti_pathfinder_stats stats = {0};
     TRY(check(d));
     CHECK(d->ctx, length == 32 * 32 || length == 128 * 128, HT_INVALID,
           "Pathfinder images have a length of 1024 or 16384 pixels, got %lld", (long long)length);
-    TRY(hti_pathfinder_create(&p, d->ctx, length == 1024 ? 32 : 128, (int)c->distractors));
+    TRY(check_patch(d, "Pathfinder", side, side));
+    TRY(hti_pathfinder_create(&p, d->ctx, (int)side, (int)c->distractors));
     ht_status status = hti_buffer_need(&d->tokens, (size_t)(length * count));
     if (status == HT_OK) status = hti_buffer_need(&d->labels, sizeof(int32_t) * (size_t)count);
     if (status == HT_OK) {
@@ -165,6 +215,7 @@ ht_status hti_images_make(ht_data *d, const ht_data_desc *desc) {
         d->longest = length;
         d->tokens.used = (size_t)(length * count);
         d->labels.used = sizeof(int32_t) * (size_t)count;
+        status = cut_all(d, side);
     }
     for (int64_t i = 1; i <= count && status == HT_OK; i++) {
         int64_t end = i * length;

@@ -205,8 +205,8 @@ static void files_are_memory(void **state) {
     ht_set_desc desc = HT_SET_DESC_INIT;
     ht_set_info info = HT_SET_INFO_INIT;
     ht_config config = HT_CONFIG_INIT;
-    for (int i = 0; i < 2; i++) {
-        const char *preset = i ? "lra/listops" : "lra/pathfinder";
+    for (int i = 0; i < 3; i++) {
+        const char *preset = i == 1 ? "lra/listops" : "lra/pathfinder";
         desc.task = preset + 4;
         desc.folder = training_folder;
         desc.seed = 5;
@@ -215,9 +215,10 @@ static void files_are_memory(void **state) {
         assert_true(info.sum[1] != info.sum[2]);
         OK(cpu, ht_config_preset(cpu, &config, preset));
         config.train_items = 40, config.valid_items = 20, config.data_seed = 5, config.batch = 40;
+        config.patch = i == 2 ? 4 : 1;
         char name[64]; /* compressed, if this build can do that */
         struct stat about;
-        snprintf(name, sizeof name, "%s-train.%s.zst", desc.task, i ? "tsv" : "images");
+        snprintf(name, sizeof name, "%s-train.%s.zst", desc.task, i == 1 ? "tsv" : "images");
         if (stat(training_path(name), &about) != 0) name[strlen(name) - 4] = '\0';
         ht_data *made = open_data(&config, NULL, NULL),
                 *read = open_data(&config, training_path(name), NULL);
@@ -435,6 +436,43 @@ static void images(void **state) {
     ht_data_close(open_data(&config, training_path("a.images"), NULL));
 }
 
+/* 4 x 6 pixels in squares of 2 x 2; the same of a square without a header. */
+static void squares(void **state) {
+    (void)state;
+    ht_config config = training_config(
+        cpu, "{\"format\":\"images\",\"vocab\":256,\"length\":24,\"batch\":8,\"patch\":2}");
+    static const int32_t wide[] = {0,  1,  6,  7,  2,  3,  8,  9,  4,  5,  10, 11,
+                                   12, 13, 18, 19, 14, 15, 20, 21, 16, 17, 22, 23};
+    static const int32_t square[] = {0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15};
+    uint8_t file[32 + 25] = {'h', 't', 'i', 'm', 'a', 'g', 'e', 's', 1, 0, 0, 0, 4, 0, 0, 0,
+                             6,   0,   0,   0,   2,   0,   0,   0,   1, 0, 0, 0, 0, 0, 0, 0};
+    ht_batch b = HT_BATCH_INIT;
+    file[32] = 1;
+    for (int i = 0; i < 24; i++) file[33 + i] = (uint8_t)i;
+    write_bytes("a.images", file, sizeof file);
+    ht_data *data = open_data(&config, training_path("a.images"), NULL);
+    OK(cpu, ht_data_next(data, &b));
+    assert_memory_equal(b.tokens, wide, sizeof wide);
+    ht_data_close(data);
+    config.patch = 4;
+    refuse_data(&config, training_path("a.images"), NULL,
+                "a.images: images of 4 x 6 pixels have no squares of patch 4");
+    write_bytes("b.images", file + 32, 17);
+    config.length = 16, config.patch = 2;
+    data = open_data(&config, training_path("b.images"), NULL);
+    OK(cpu, ht_data_next(data, &b));
+    assert_memory_equal(b.tokens, square, sizeof square);
+    ht_data_close(data);
+    config.length = 24; /* not a square: one line */
+    write_bytes("b.images", file + 32, 25);
+    refuse_data(&config, training_path("b.images"), NULL,
+                "images of 1 x 24 pixels have no squares");
+    OK(cpu, ht_config_preset(cpu, &config, "lra/pathfinder"));
+    config.patch = 5, config.train_items = 2;
+    refuse_data(&config, NULL, NULL,
+                "Pathfinder: images of 32 x 32 pixels have no squares of patch 5");
+}
+
 static void check_pairs(ht_data *data) {
     ht_batch b = HT_BATCH_INIT;
     static const int32_t tokens[] = {'a' + 1, 'a' + 1, 'b' + 1, 'b' + 1, 'c' + 1, 'a' + 1, 'a' + 1};
@@ -535,7 +573,8 @@ int main(void) {
         cmocka_unit_test(threads),       cmocka_unit_test(files_are_memory),
         cmocka_unit_test(listops_files), cmocka_unit_test(reviews),
         cmocka_unit_test(cifar10),       cmocka_unit_test(images),
-        cmocka_unit_test(papers),        cmocka_unit_test(arguments),
+        cmocka_unit_test(squares),       cmocka_unit_test(papers),
+        cmocka_unit_test(arguments),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
