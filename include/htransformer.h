@@ -324,6 +324,7 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(REAL, norm_epsilon, 1e-6, 0, 1, "added to the variance in layer norms")                      \
     X(REAL, embed_std, 0, 0, 100, "deviation of the first embeddings; 0: 1, language 0.02")        \
     X(REAL, embed_waves, 0, 0, 1000000, "tokens that are amounts: waves over them; 0: unrelated")  \
+    X(REAL, output_scale, 1, 0, 1000000, "first values of the last layer, times this; 0: zeros")   \
     X(CHOICE, dtype, 0, 0, 2, "f32 (default), bf16 or f64")                                        \
     X(CHOICE, documents, 0, 0, 4,                                                                  \
       "of a text: file (default), lines, articles (<doc>), wikitext or fasta")                     \

@@ -63,7 +63,7 @@ struct hti_blas {
     void *library;
     cublasLtHandle_t handle;
     void *workspace; /* device */
-    int count;
+    int count, next; /* next: which to forget when the list is full */
     product list[MOST_PRODUCTS];
 };
 
@@ -112,16 +112,19 @@ ht_status hti_blas_open(struct hti_blas **out, ht_context *ctx) {
     return status;
 }
 
+/* Leaves zeros, which are no product's key. */
+static void forget(const struct hti_blas *b, product *p) {
+    if (p->desc) b->call.MatmulDescDestroy(p->desc);
+    if (p->first) b->call.MatrixLayoutDestroy(p->first);
+    if (p->second) b->call.MatrixLayoutDestroy(p->second);
+    if (p->out) b->call.MatrixLayoutDestroy(p->out);
+    memset(p, 0, sizeof *p);
+}
+
 /* The library itself stays: unloading it while CUDA holds its kernels is not safe. */
 void hti_blas_close(struct hti_blas *b, ht_context *ctx) {
     if (!b) return;
-    for (int i = 0; i < b->count; i++) {
-        product *p = &b->list[i];
-        if (p->desc) b->call.MatmulDescDestroy(p->desc);
-        if (p->first) b->call.MatrixLayoutDestroy(p->first);
-        if (p->second) b->call.MatrixLayoutDestroy(p->second);
-        if (p->out) b->call.MatrixLayoutDestroy(p->out);
-    }
+    for (int i = 0; i < b->count; i++) forget(b, &b->list[i]);
     if (b->handle) b->call.Destroy(b->handle);
     if (b->workspace) ctx->ops->release(ctx, b->workspace);
     hti_host_free(ctx, b);
@@ -299,20 +302,28 @@ static ht_status choose(struct hti_blas *b, ht_context *ctx, product *p) {
     return HT_OK;
 }
 
+/* Small batches have as many shapes as there are numbers of rows: the list forgets in turn. */
+static product *room_for(struct hti_blas *b) {
+    if (b->count < MOST_PRODUCTS) return &b->list[b->count++];
+    product *p = &b->list[b->next];
+    b->next = (b->next + 1) % MOST_PRODUCTS;
+    forget(b, p);
+    return p;
+}
+
 static ht_status find(product **out, ht_context *ctx, const product_key *key) {
     struct hti_blas *b = hti_model_of(ctx)->blas;
     for (int i = 0; i < b->count; i++) {
         *out = &b->list[i];
         if (memcmp(&b->list[i].key, key, sizeof *key) == 0) return HT_OK;
     }
-    CHECK(ctx, b->count < MOST_PRODUCTS, HT_UNSUPPORTED,
-          "%s: more than %d different shapes of products in one context", ctx->device,
-          MOST_PRODUCTS);
-    product *p = &b->list[b->count++];
+    product *p = room_for(b);
     p->key = *key;
     *out = p;
-    TRY(describe(b, ctx, p));
-    return choose(b, ctx, p);
+    ht_status status = describe(b, ctx, p);
+    if (status == HT_OK) status = choose(b, ctx, p);
+    if (status != HT_OK) forget(b, p);
+    return status;
 }
 
 /* ---- running it ---- */

@@ -181,17 +181,16 @@ static void hide(ht_data *d, uint64_t key, int64_t at, int64_t n) {
     int64_t run = d->config.hide_run;
     hti_philox first = hti_philox_draw((uint64_t)d->config.seed ^ 0x41DEu, (uint32_t)key,
                                        (uint32_t)(key >> 32), UINT32_MAX, 0);
-    int64_t shift = (int64_t)(first.w[0] % (uint64_t)run), drawn = -1;
-    int hidden = 0;
-    for (int64_t i = 0; i < n; i++) {
-        int64_t group = (i + shift) / run;
-        if (group != drawn) {
-            hti_philox w = hti_philox_draw((uint64_t)d->config.seed ^ 0x41DEu, (uint32_t)key,
-                                           (uint32_t)(key >> 32), (uint32_t)group, 0);
-            hidden = w.w[0] < limit;
-            drawn = group;
-        }
-        d->batch_targets[at + i] = hidden ? d->batch_tokens[at + i] : -1;
+    int64_t shift = (int64_t)(first.w[0] % (uint64_t)run), from = 0;
+    for (int64_t group = 0; from < n; group++) { /* the first is what the shift leaves of it */
+        int64_t end = (group + 1) * run - shift;
+        if (end > n) end = n;
+        hti_philox w = hti_philox_draw((uint64_t)d->config.seed ^ 0x41DEu, (uint32_t)key,
+                                       (uint32_t)(key >> 32), (uint32_t)group, 0);
+        const int32_t *token = d->batch_tokens + at;
+        int32_t *target = d->batch_targets + at;
+        int hidden = w.w[0] < limit;
+        for (; from < end; from++) target[from] = hidden ? token[from] : -1;
     }
 }
 

@@ -389,6 +389,9 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->pair_features != 3, HT_INVALID,
           "pair_features must be 2 or 4, got 3");
     TRY(check_merge(ctx, c));
+    CHECK(ctx, !c->tied || c->output_scale == 1, HT_INVALID,
+          "output_scale %g is for a last layer of its own: with tied 1 it must be 1",
+          c->output_scale);
     CHECK(ctx, c->listops_min + 1 < c->listops_max, HT_INVALID,
           "listops_max must be at least listops_min + 2, got %lld and %lld",
           (long long)c->listops_max, (long long)c->listops_min);

@@ -175,6 +175,9 @@ void hti_param_init(double *out, const hti_params *params, int64_t index, const 
         case HTI_INIT_NORMAL02: out[i] = 0.02 * normal(seed, index, i, 0); break;
         case HTI_INIT_TINY: out[i] = 1e-6 * normal(seed, index, i, 0); break;
         case HTI_INIT_LECUN: out[i] = lecun * normal_cut(seed, index, i); break;
+        case HTI_INIT_OUTPUT:
+            out[i] = config->output_scale * lecun * normal_cut(seed, index, i);
+            break;
         default:
             uniform2(u, seed, index, i, 0);
             out[i] = (2 * u[0] - 1) * xavier(t, i / t->shape[1], config);

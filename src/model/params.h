@@ -37,7 +37,7 @@
       HTI_HEADED && c->task == HT_TASK_PAIRS)                                                   \
     X(head1_bias, "head.1.bias", 0, c->head_hidden / 2, ZERO, 0,                                \
       HTI_HEADED && c->task == HT_TASK_PAIRS)                                                   \
-    X(output, "output.weight", HTI_LOGITS, HTI_LAST, LECUN, 1, !c->tied)                        \
+    X(output, "output.weight", HTI_LOGITS, HTI_LAST, OUTPUT, 1, !c->tied)                       \
     X(output_bias, "output.bias", 0, HTI_LOGITS, ZERO, 0, !HTI_BY_TOKEN)
 
 typedef enum hti_init {
@@ -49,7 +49,8 @@ typedef enum hti_init {
     HTI_INIT_TINY,       /* normal, 1e-6 */
     HTI_INIT_XAVIER,     /* uniform, sqrt(6 / (in + out)) */
     HTI_INIT_XAVIER_QKV, /* the same for each of q, k, v */
-    HTI_INIT_LECUN       /* normal cut at two deviations, variance 1/in */
+    HTI_INIT_LECUN,      /* normal cut at two deviations, variance 1/in */
+    HTI_INIT_OUTPUT      /* the same, times output_scale */
 } hti_init;
 
 /* Where each parameter begins in the arena, in elements; -1: the model has none. */

@@ -103,6 +103,36 @@ static void waves(void **state) {
     for (int a = 0; a + 1 < GREYS; a++) assert_true(fabs(alike(table, a, a + 1)) < 0.6);
 }
 
+static void output_of(double *out, const char *json) {
+    ht_config config = training_config(ref, json);
+    ht_model *model;
+    ht_tensor_info info = HT_TENSOR_INFO_INIT;
+    int64_t i = 0;
+    OK(ref, ht_model_create(&model, ref, &config));
+    do OK(ref, ht_model_tensor(model, i++, &info));
+    while (strcmp(info.name, "output.weight") != 0);
+    assert_int_equal(info.count, 24);
+    OK(ref, ht_model_read(model, i - 1, out));
+    ht_model_destroy(model);
+}
+
+#define LAST_LAYER "\"layers\":1,\"width\":8,\"heads\":2,\"classes\":3"
+
+/* The last layer begins with the same values times output_scale. */
+static void output_scale(void **state) {
+    double plain[24], scaled[24];
+    (void)state;
+    output_of(plain, "{" LAST_LAYER "}");
+    output_of(scaled, "{" LAST_LAYER ",\"output_scale\":0.25}");
+    for (int i = 0; i < 24; i++) assert_true(plain[i] != 0 && scaled[i] == 0.25 * plain[i]);
+    output_of(scaled, "{" LAST_LAYER ",\"output_scale\":0}");
+    for (int i = 0; i < 24; i++) assert_true(scaled[i] == 0);
+    ht_config config =
+        training_config(ref, "{\"task\":\"language\",\"tied\":1,\"output_scale\":0}");
+    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID,
+            "output_scale 0 is for a last layer of its own: with tied 1 it must be 1");
+}
+
 /* relative_slope 0.5 in 4 heads: 0.5, 0.125, ... per row of distance, on both sides. */
 static void slopes(void **state) {
     enum { BLOCK = 4, HEADS = 4, ROWS = 4 * BLOCK - 1 };
@@ -422,6 +452,7 @@ int main(void) {
     int n = 0;
     tests[n++] = (struct CMUnitTest){"counts", counts, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"waves", waves, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"output scale", output_scale, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"slopes", slopes, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"hidden", hidden, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"reads on", reads_on, NULL, NULL, NULL};

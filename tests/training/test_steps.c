@@ -1,6 +1,6 @@
 /*
  * Ten steps of training on every device, loss by loss, beside the same in double on the reference
- * kernels; all start from the same weights.
+ * kernels; all start from the same weights. And batches of more shapes than a device keeps.
  *
  * Allowed error in float: twice that of the reference kernels in float, plus 4 eps of the largest
  * loss. In bf16, where the CPU has no model: 4 eps of bf16.
@@ -119,15 +119,50 @@ static void ten_steps(void **state) {
     }
 }
 
+/* The loss of the first `rows` tokens, forward and backward. */
+static double loss_of(ht_context *ctx, ht_trainer *trainer, random_batch *batch, int32_t rows) {
+    ht_report r = HT_REPORT_INIT;
+    batch->cu_seqlens[1] = rows;
+    OK(ctx, ht_trainer_clear_gradient(trainer));
+    OK(ctx, ht_trainer_gradient(trainer, &batch->batch, &r));
+    return r.loss;
+}
+
+/* Every number of rows is a shape of its own; those seen long ago give the same loss again. */
+static void shapes(void **state) {
+    enum { MOST = 100 };
+    static random_batch batch;
+    ht_context *ctx = open_device(*state);
+    ht_config config =
+        training_config(ctx, "{\"layers\":2,\"width\":64,\"heads\":4,\"hidden\":96,\"vocab\":40,"
+                             "\"length\":200,\"batch\":1}");
+    ht_model *model;
+    ht_trainer *trainer;
+    double first[MOST];
+    OK(ctx, ht_model_create(&model, ctx, &config));
+    OK(ctx, ht_trainer_create(&trainer, model, NULL));
+    training_batch(&batch, &config, 1);
+    for (int32_t i = 0; i < MOST; i++) batch.tokens[i] = 1 + i * 7 % 39;
+    for (int32_t i = 0; i < MOST; i++) first[i] = loss_of(ctx, trainer, &batch, i + 1);
+    for (int32_t i = 0; i < MOST; i++)
+        assert_true(loss_of(ctx, trainer, &batch, i + 1) == first[i]);
+    assert_true(first[0] != first[1]);
+    ht_trainer_destroy(trainer);
+    ht_model_destroy(model);
+    ht_context_destroy(ctx);
+}
+
 int main(void) {
     enum { DEVICES = 32 };
-    static struct CMUnitTest tests[DEVICES];
+    static struct CMUnitTest tests[2 * DEVICES];
     int n = 0;
-    for (int i = 0; i < ht_device_count() && n < DEVICES; i++) {
+    for (int i = 0; i < ht_device_count() && n < 2 * DEVICES; i++) {
         ht_device_info info = HT_DEVICE_INFO_INIT;
         if (ht_device_get(i, &info) != HT_OK || !info.available) continue;
         tests[n++] =
             (struct CMUnitTest){info.name, ten_steps, NULL, NULL, (void *)(uintptr_t)info.name};
+        tests[n++] =
+            (struct CMUnitTest){info.name, shapes, NULL, NULL, (void *)(uintptr_t)info.name};
     }
     return _cmocka_run_group_tests("ten steps", tests, (size_t)n, NULL, NULL);
 }
