@@ -11,7 +11,7 @@
 #   STEPS, BATCH, ARGS   instead of the preset's; ARGS are more flags of train: "--block 32"
 #   PRETRAIN    steps of guessing hidden tokens of the training set before, PRETRAIN_ARGS: their
 #               flags; 0, but best/ has 1500 for listops (next tokens), 16000 for text, 6000 for
-#               retrieval, 8000 for image and pathfinder
+#               retrieval, 8000 for image, 4000 for pathfinder, 3000 for pathx
 #   GUESS       a folder of such weights from an earlier run (RUN/guess) to start with instead
 #   IMDB, CIFAR10, AAN   folders of the official files, or of those that data import writes
 #   LISTOPS, PATHFINDER, PATHX   likewise; without them these sets are made
@@ -135,13 +135,16 @@ recipe() {
         [ -f "$GUESS/config.json" ] || fail "GUESS: there is no run in '$GUESS'"
         guess=$(number steps <"$GUESS/config.json") flags=
     elif [ -z "${PRETRAIN:-}" ]; then
-        of_pixels="--warmup 300 --dropout 0 --weight_decay 0.05 --hide 0.5"
+        of_squares="--rate 2e-3 --warmup 300 --weight_decay 0.05 --hide 0.6 --output_scale 1"
         case $SET/$1 in
         best/listops) guess=1500 flags="--hide 0 --rate 2e-3 --warmup 200 --weight_decay 0.01" ;;
         best/text) guess=16000 flags="--rate 1e-3 --warmup 500 --dropout 0" ;;
         best/retrieval) guess=6000 flags="--rate 2e-3 --warmup 300 --dropout 0" ;;
-        best/image) guess=8000 flags="--rate 2e-3 $of_pixels" ;;
-        best/pathfinder) guess=8000 flags="--rate 1e-3 $of_pixels" ;;
+        best/image)
+            guess=8000
+            flags="--rate 2e-3 --warmup 300 --dropout 0 --weight_decay 0.05 --hide 0.5" ;;
+        best/pathfinder) guess=4000 flags="$of_squares --hide_run 8 --eval_every 2000" ;;
+        best/pathx) guess=3000 flags="$of_squares --hide_run 32 --eval_every 1500" ;;
         *) flags='' ;;
         esac
     fi

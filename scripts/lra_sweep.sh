@@ -1,13 +1,14 @@
 #!/bin/sh
 # Short runs that choose block, query and positions (docs/lra.md): hidden pixels are guessed for
 # 1,500 steps, lra/image is trained for 6,000 with other first embeddings, lra/text for 2,500 with
-# other pooling and reach of heads, and what Muon makes of them (muon-...). One line of JSON per run
-# into results/sweeps.jsonl. They validate; no test set is looked at.
-# scripts/lra_sweep.sh image|pathfinder|embeddings|text|muon-image|muon-pathfinder|muon-listops...
+# other pooling and reach of heads, and what Muon makes of them (muon-...); images in squares. One
+# line of JSON per run into results/sweeps.jsonl. They validate; no test set is looked at.
+# scripts/lra_sweep.sh image|pathfinder|embeddings|text|muon-image|muon-pathfinder|muon-listops|
+#     squares|pathfinder-2021|pathx...
 #
 # Variables, all optional: HT_DEVICE, HT, CIFAR10, IMDB (folders that data import wrote),
-# PATHFINDER, LISTOPS (those that data make wrote), RUNS, RESULTS, STEPS, COMMIT; GUESS: weights
-# that muon-pathfinder-labels starts with; ARGS: more flags of train
+# PATHFINDER, PATHX, LISTOPS (those that data make wrote), RUNS, RESULTS, STEPS, COMMIT; GUESS:
+# weights that muon-pathfinder-labels starts with; ARGS: more flags of train
 set -eu
 cd "$(dirname "$0")/.."
 HT=${HT:-build/htransformer}
@@ -50,11 +51,15 @@ try() {
     } | tee -a "$RESULTS"
 }
 
-# blocks NAME PRESET: hidden pixels, with other blocks, queries and positions
+# the model of these sweeps, whatever the presets have become
+BY_LINE="--layers 4 --heads 2 --patch 1 --merge 1"
+
+# blocks NAME PRESET DECAY: hidden pixels, with other blocks, queries and positions
 blocks() {
+    # shellcheck disable=SC2086 # flags are words
     set -- "$1" --preset "$2" --dtype bf16 --task denoise --embed_waves 2 --dropout 0 \
         --rate 1e-3 --warmup 200 --hide 0.5 --steps 1500 --eval_every 750 --eval_items 1000 \
-        --optimizer adamw --relative_slope 0
+        --optimizer adamw --relative_slope 0 --weight_decay "$3" $BY_LINE
     short=$1
     shift
     try "$short-mean-16" "$@" --block 16 --query mean --relative_bias 0
@@ -93,9 +98,10 @@ texts() {
 
 # guesses NAME DECAY: the hidden pixels of `blocks` again
 guesses() {
+    # shellcheck disable=SC2086 # flags are words
     set -- "$1" --preset "best/$1" --dtype bf16 --task denoise --embed_waves 2 --dropout 0 \
         --rate 2e-3 --warmup 200 --hide 0.5 --steps 1500 --eval_every 750 --eval_items 1000 \
-        --optimizer muon --weight_decay "$2" --relative_slope 0
+        --optimizer muon --weight_decay "$2" --relative_slope 0 $BY_LINE
     short=$1
     shift
     try "muon-$short" "$@"
@@ -116,8 +122,9 @@ muon_image() {
 
 muon_pathfinder() {
     guesses pathfinder 0.05
-    try muon-pathfinder-labels --preset best/pathfinder --dtype bf16 --optimizer muon --rate 3e-4 \
-        --relative_slope 0.5 --warmup 500 --weight_decay 0.1 --steps 3500 --eval_every 1000 \
+    # shellcheck disable=SC2086 # flags are words
+    try muon-pathfinder-labels --preset best/pathfinder $BY_LINE --dtype bf16 --optimizer muon \
+        --rate 3e-4 --relative_slope 0.5 --warmup 500 --weight_decay 0.1 --steps 3500 --eval_every 1000 \
         --eval_items 2000 ${GUESS:+--init "$GUESS"}
     set -- --preset lra/pathfinder --dtype bf16 --optimizer muon --attention_dropout 0 --dropout 0 \
         --pool max --head_hidden 0 --rate 4e-3 --warmup 500 --decay matrices --clip 1 --block 32 \
@@ -125,6 +132,37 @@ muon_pathfinder() {
     try muon-lra-pathfinder "$@" --steps 10000
     try muon-lra-pathfinder-one-head "$@" --query fine --heads 1 --sinusoidal 0 --rotary all \
         --relative_bias 1 --relative_slope 0.5 --steps 9000
+}
+
+# labels after guessing hidden pixels, and after more of guessing hidden squares
+squares() {
+    set -- --preset best/pathfinder --dtype bf16
+    guess="--task denoise --rate 2e-3 --warmup 300 --weight_decay 0.05 --eval_every 2000"
+    # shellcheck disable=SC2086 # flags are words
+    try squares-points-guess "$@" $guess --hide 0.5 --steps 4000
+    try squares-points "$@" --init "$RUNS/squares-points-guess"
+    # shellcheck disable=SC2086 # flags are words
+    try squares-6000-guess "$@" $guess --hide 0.6 --hide_run 8 --steps 6000
+    try squares-6000 "$@" --init "$RUNS/squares-6000-guess" --steps 18000 --eval_every 2000
+}
+
+# the benchmark's sizes of spring 2021
+one_layer() {
+    set -- --preset lra/pathfinder --dtype bf16 --optimizer muon --attention_dropout 0 --pool max \
+        --head_hidden 0 --warmup 500 --decay matrices --clip 1 --batch 256 --embed_waves 2 \
+        --embed_std 0.3 --eval_every 1500 --eval_items 4000 --layers 1 --width 128 --inner 64 \
+        --hidden 128 --heads 4 --rate 2e-3 --block 32 --steps 12000
+    try pathfinder-2021 "$@" --dropout 0 --weight_decay 0.1
+    try pathfinder-2021-dropout "$@" --dropout 0.1 --weight_decay 0.01
+}
+
+pathx() {
+    set -- --preset best/pathx --dtype bf16
+    try pathx-squares-guess "$@" --task denoise --rate 2e-3 --warmup 300 --weight_decay 0.05 \
+        --hide 0.6 --hide_run 32 --output_scale 1 --steps 3000 --eval_every 1500 --eval_items 300
+    try pathx-squares "$@" --init "$RUNS/pathx-squares-guess"
+    try pathx-squares-2 "$@" --init "$RUNS/pathx-squares-guess" --output_scale 1 --warmup 500 \
+        --weight_decay 0.1 --seed 2
 }
 
 muon_listops() {
@@ -135,17 +173,18 @@ muon_listops() {
         --weight_decay 0.1 --eval_every 1000
 }
 
-[ $# -gt 0 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2; }
 for what in "$@"; do
     case $what in
     image | embeddings | muon-image) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10 images) ;;
-    pathfinder | muon-pathfinder)
+    pathfinder | muon-pathfinder | squares | pathfinder-2021)
         data=$(set_of "${PATHFINDER:-data/lra/pathfinder}" pathfinder images) ;;
+    pathx) data=$(set_of "${PATHX:-data/lra/pathx}" pathx images) ;;
     muon-listops) data=$(set_of "${LISTOPS:-data/lra/listops}" listops tsv) ;;
     text) data=$(set_of "${IMDB:-data/lra/imdb}" imdb tsv) ;;
     *)
         fail "there is no sweep '$what', but image pathfinder embeddings text muon-image" \
-            "muon-pathfinder muon-listops" ;;
+            "muon-pathfinder muon-listops squares pathfinder-2021 pathx" ;;
     esac
     case $what in
     embeddings) embeddings ;;
@@ -153,6 +192,10 @@ for what in "$@"; do
     muon-image) muon_image ;;
     muon-pathfinder) muon_pathfinder ;;
     muon-listops) muon_listops ;;
-    *) blocks "$what" "best/$what" ;;
+    squares) squares ;;
+    pathfinder-2021) one_layer ;;
+    pathx) pathx ;;
+    image) blocks image best/image 0.1 ;;
+    *) blocks pathfinder best/pathfinder 0.05 ;;
     esac
 done

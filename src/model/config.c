@@ -81,10 +81,11 @@ static void set(ht_config *c, const key *k, double x) {
 #define SNAKES "\"format\":\"pathfinder\",\"train_items\":160000,\"valid_items\":20000,"
 /* The largest of each column, not the mean: few of the pixels know whether the dots are connected.
  * No hidden units in the head: ReLUs that see nothing but a constant for long die (docs/lra.md). */
-#define TRACER                                                                               \
-    "\"vocab\":256,\"mask_zero\":0,\"pool\":\"max\",\"layers\":4,\"heads\":2,\"width\":128," \
-    "\"hidden\":512,\"sinusoidal\":0,\"query\":\"fine\",\"block\":64,\"rotary\":\"all\","    \
-    "\"relative_bias\":1,\"embed_std\":0.1,\"embed_waves\":2,\"weight_decay\":0.05,\"clip\":1,"
+#define TRACER                                                                                    \
+    "\"vocab\":256,\"mask_zero\":0,\"pool\":\"max\",\"heads\":4,\"width\":128,\"hidden\":512,"    \
+    "\"sinusoidal\":0,\"query\":\"fine\",\"block\":64,\"rotary\":\"all\",\"relative_bias\":1,"    \
+    "\"relative_slope\":0.5,\"embed_std\":0.1,\"embed_waves\":2,\"optimizer\":\"muon\",\"weight_" \
+    "decay\":0.5,\"clip\":1,"
 /* Positions that won on Wikipedia bytes: rotary on the exact level (docs/lm.md). */
 #define LM                                                                                         \
     "\"task\":\"language\",\"format\":\"text\",\"sinusoidal\":0,\"rotary\":\"level0\",\"clip\":1," \
@@ -152,8 +153,8 @@ static const struct {
      "{\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"causal\":1,\"pool\":\"last\","
      "\"layers\":6,\"heads\":4,\"width\":256,\"hidden\":1024,\"sinusoidal\":0,\"query\":\"fine\","
      "\"block\":64,\"rotary\":\"all\",\"relative_bias\":1,\"relative_slope\":1,\"embed_std\":0.3,"
-     "\"length\":2000,\"batch\":32,\"steps\":24000,\"optimizer\":\"muon\",\"rate\":1e-3,"
-     "\"warmup\":300,\"weight_decay\":0.1,\"clip\":1,\"eval_every\":2000}"},
+     "\"length\":2000,\"batch\":32,\"steps\":36000,\"optimizer\":\"muon\",\"rate\":1e-3,"
+     "\"warmup\":300,\"weight_decay\":0.3,\"clip\":1,\"eval_every\":2000}"},
     {"best/text", "Text without the benchmark's limits; hidden tokens come first (docs/lra.md)",
      "{\"format\":\"tsv\",\"pool\":\"mean\",\"layers\":4,\"heads\":4,\"width\":256,\"hidden\":1024,"
      "\"head_hidden\":256,\"sinusoidal\":0,\"rotary\":\"all\",\"length\":4000,\"dropout\":0.2,"
@@ -164,8 +165,8 @@ static const struct {
      "\"heads\":4,\"width\":256,\"hidden\":1024,\"head_hidden\":256,\"sinusoidal\":0,\"rotary\":"
      "\"all\",\"relative_bias\":1,\"relative_slope\":1,\"length\":4000,\"dropout\":0.1,\"batch\":"
      "32,"
-     "\"steps\":3000,\"optimizer\":\"muon\",\"rate\":5e-4,\"warmup\":200,\"weight_decay\":0.05,"
-     "\"clip\":1,\"hide_run\":3,\"eval_every\":1000,\"eval_items\":"
+     "\"steps\":6000,\"optimizer\":\"muon\",\"rate\":5e-4,\"warmup\":200,\"weight_decay\":0.05,"
+     "\"clip\":1,\"hide_run\":3,\"eval_every\":3000,\"eval_items\":"
      "2000}"},
     {"best/image", "Image without the benchmark's limits; hidden pixels come first",
      "{\"format\":\"images\",\"vocab\":256,\"mask_zero\":0,\"classes\":10,\"pool\":\"mean\","
@@ -176,12 +177,13 @@ static const struct {
      "8000,"
      "\"optimizer\":\"muon\",\"rate\":1e-3,\"warmup\":500,\"weight_decay\":0.1,\"clip\":1,\"eval_"
      "every\":800}"},
-    {"best/pathfinder", "Pathfinder without the benchmark's limits; hidden pixels come first",
-     "{" SNAKES TRACER "\"length\":1024,\"batch\":128,\"steps\":36000,\"rate\":4e-4,\"warmup\":"
-     "4000,\"eval_every\":2000,\"eval_items\":4000}"},
-    {"best/pathx", "Path-X without the benchmark's limits",
-     "{" SNAKES TRACER "\"length\":16384,\"batch\":16,\"steps\":50000,\"rate\":2e-4,\"warmup\":500,"
-     "\"eval_every\":2500,\"eval_items\":2000}"},
+    {"best/pathfinder", "Pathfinder without the benchmark's limits; hidden squares come first",
+     "{" SNAKES TRACER "\"length\":1024,\"patch\":2,\"merge\":4,\"layers\":8,\"batch\":128,"
+     "\"steps\":8000,\"rate\":5e-4,\"warmup\":500,\"eval_every\":1000,\"eval_items\":4000}"},
+    {"best/pathx", "Path-X without the benchmark's limits; hidden squares come first",
+     "{" SNAKES TRACER "\"length\":16384,\"patch\":4,\"merge\":16,\"layers\":6,\"batch\":32,"
+     "\"steps\":12000,\"rate\":3e-4,\"warmup\":1000,\"output_scale\":0,\"eval_every\":1000,"
+     "\"eval_items\":2000}"},
     {"lm/53m", "language model, sizes of the H-Transformer-1D paper's smaller one",
      "{" LM PAPER "\"width\":512,\"hidden\":2048}"},
     {"lm/144m", "language model, sizes of the paper's larger one",
