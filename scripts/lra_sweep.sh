@@ -123,9 +123,9 @@ muon_image() {
 muon_pathfinder() {
     guesses pathfinder 0.05
     # shellcheck disable=SC2086 # flags are words
-    try muon-pathfinder-labels --preset best/pathfinder $BY_LINE --dtype bf16 --optimizer muon \
-        --rate 3e-4 --relative_slope 0.5 --warmup 500 --weight_decay 0.1 --steps 3500 --eval_every 1000 \
-        --eval_items 2000 ${GUESS:+--init "$GUESS"}
+    try muon-pathfinder-labels --preset best/pathfinder $BY_LINE --dtype bf16 \
+        --optimizer muon --rate 3e-4 --relative_slope 0.5 --warmup 500 --weight_decay 0.1 \
+        --steps 3500 --eval_every 1000 --eval_items 2000 ${GUESS:+--init "$GUESS"}
     set -- --preset lra/pathfinder --dtype bf16 --optimizer muon --attention_dropout 0 --dropout 0 \
         --pool max --head_hidden 0 --rate 4e-3 --warmup 500 --decay matrices --clip 1 --block 32 \
         --embed_waves 2 --embed_std 0.3 --batch 256 --eval_every 1000 --eval_items 2000
