@@ -162,7 +162,7 @@ int main(void) {
         tests[n++] =
             (struct CMUnitTest){info.name, ten_steps, NULL, NULL, (void *)(uintptr_t)info.name};
         tests[n++] =
-            (struct CMUnitTest){info.name, shapes, NULL, NULL, (void *)(uintptr_t)info.name};
+            (struct CMUnitTest){"shapes", shapes, NULL, NULL, (void *)(uintptr_t)info.name};
     }
     return _cmocka_run_group_tests("ten steps", tests, (size_t)n, NULL, NULL);
 }
