@@ -392,6 +392,9 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->pair_features != 3, HT_INVALID,
           "pair_features must be 2 or 4, got 3");
     TRY(check_merge(ctx, c));
+    CHECK(ctx, c->patch == 1 || c->format == HT_FORMAT_IMAGES || c->format == HT_FORMAT_PATHFINDER,
+          HT_INVALID, "patch %lld is for images, got format %s", (long long)c->patch,
+          ht_config_choice("format", (int)c->format));
     CHECK(ctx, !c->tied || c->output_scale == 1, HT_INVALID,
           "output_scale %g is for a last layer of its own: with tied 1 it must be 1",
           c->output_scale);

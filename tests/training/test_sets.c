@@ -467,6 +467,10 @@ static void squares(void **state) {
     write_bytes("b.images", file + 32, 25);
     refuse_data(&config, training_path("b.images"), NULL,
                 "images of 1 x 24 pixels have no squares");
+    OK(cpu, ht_config_preset(cpu, &config, "lra/text"));
+    config.patch = 2;
+    REFUSED(cpu, ht_config_check(cpu, &config), HT_INVALID,
+            "patch 2 is for images, got format tsv");
     OK(cpu, ht_config_preset(cpu, &config, "lra/pathfinder"));
     config.patch = 5, config.train_items = 2;
     refuse_data(&config, NULL, NULL,
