@@ -266,7 +266,7 @@ static void average(ht_set_info *out, const hti_pathfinder_stats *s, int side) {
 
 ht_status hti_pathfinder_set(hti_set *s, int side) {
     ht_set_desc desc = *s->desc;
-    int64_t chunk = side == 32 ? 2048 : 128;
+    int64_t chunk = side == 32 ? 8192 : 1024; /* many a core wants many images at a time */
     hti_pathfinder_stats stats = {0};
     hti_pathfinder *p;
     if (!desc.items[0] && !desc.items[1] && !desc.items[2])

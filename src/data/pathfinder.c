@@ -506,7 +506,7 @@ void hti_pathfinder_batch(const ht_context *ctx, const hti_pathfinder *p, uint8_
                           hti_pathfinder_stats *stats) {
     int64_t bytes = (int64_t)p->set.side * p->set.side, step = bytes + (labels == NULL);
     int64_t images = 0, positive = 0, attempts = 0, placed = 0, nonzero = 0, brightness = 0;
-#pragma omp parallel for schedule(dynamic, 4) num_threads(ctx->threads) \
+#pragma omp parallel for schedule(dynamic) num_threads(ctx->threads) \
     reduction(+ : images, positive, attempts, placed, nonzero, brightness)
     for (int64_t i = 0; i < count; i++) {
         hti_pathfinder_stats s = {0};
