@@ -4,7 +4,7 @@
 # other pooling and reach of heads, and what Muon makes of them (muon-...); images in squares. One
 # line of JSON per run into results/sweeps.jsonl. They validate; no test set is looked at.
 # scripts/lra_sweep.sh image|pathfinder|embeddings|text|muon-image|muon-pathfinder|muon-listops|
-#     squares|pathfinder-2021|pathx...
+#     squares|pathfinder-2021|pathfinder-fine|pathx...
 #
 # Variables, all optional: HT_DEVICE, HT, CIFAR10, IMDB (folders that data import wrote),
 # PATHFINDER, PATHX, LISTOPS (those that data make wrote), RUNS, RESULTS, STEPS, COMMIT; GUESS:
@@ -136,7 +136,7 @@ muon_pathfinder() {
 
 # labels after guessing hidden pixels, and after more of guessing hidden squares
 squares() {
-    set -- --preset best/pathfinder --dtype bf16
+    set -- --preset best/pathfinder --dtype bf16 --steps 8000 --eval_every 1000
     guess="--task denoise --rate 2e-3 --warmup 300 --weight_decay 0.05 --eval_every 2000"
     # shellcheck disable=SC2086 # flags are words
     try squares-points-guess "$@" $guess --hide 0.5 --steps 4000
@@ -144,6 +144,21 @@ squares() {
     # shellcheck disable=SC2086 # flags are words
     try squares-6000-guess "$@" $guess --hide 0.6 --hide_run 8 --steps 6000
     try squares-6000 "$@" --init "$RUNS/squares-6000-guess" --steps 18000 --eval_every 2000
+    # shellcheck disable=SC2086 # flags are words
+    try squares-decay-1-guess "$@" $guess --hide 0.6 --hide_run 8 --steps 4000
+    try squares-decay-1 "$@" --init "$RUNS/squares-decay-1-guess" --weight_decay 1 --steps 12000 \
+        --eval_every 1500
+}
+
+# the run of docs/lra.md with more decay, and with queries that see the pixel above
+fine_pathfinder() {
+    set -- --preset lra/pathfinder --dtype bf16 --optimizer muon --attention_dropout 0 --dropout 0 \
+        --pool max --head_hidden 0 --rate 4e-3 --warmup 500 --decay matrices --clip 1 --batch 256 \
+        --embed_waves 2 --embed_std 0.3 --eval_every 2000 --eval_items 4000 --steps 20000
+    try pathfinder-decay-0.5 "$@" --block 32 --weight_decay 0.5
+    set -- "$@" --query fine --block 64 --relative_bias 1 --relative_slope 0.5
+    try pathfinder-fine-4-heads "$@" --weight_decay 0.1
+    try pathfinder-fine-1-head "$@" --weight_decay 0.05 --heads 1 --steps 12000
 }
 
 # the benchmark's sizes of spring 2021
@@ -163,6 +178,23 @@ pathx() {
     try pathx-squares "$@" --init "$RUNS/pathx-squares-guess"
     try pathx-squares-2 "$@" --init "$RUNS/pathx-squares-guess" --output_scale 1 --warmup 500 \
         --weight_decay 0.1 --seed 2
+    set -- "$@" --layers 8 --output_scale 1
+    guess="--task denoise --rate 2e-3 --warmup 300 --weight_decay 0.05 --hide 0.6"
+    # shellcheck disable=SC2086 # flags are words
+    try pathx-squares-4-guess "$@" $guess --hide_run 32 --steps 6000 --eval_every 3000
+    try pathx-squares-4 "$@" --init "$RUNS/pathx-squares-4-guess" --rate 5e-4 --warmup 500 \
+        --steps 24000 --eval_every 2000
+    # shellcheck disable=SC2086 # flags are words
+    try pathx-squares-4-block-128-guess "$@" $guess --hide_run 32 --block 128 --learned 1 \
+        --steps 3000 --eval_every 1500
+    try pathx-squares-4-block-128 "$@" --init "$RUNS/pathx-squares-4-block-128-guess" --block 128 \
+        --learned 1 --rate 5e-4 --weight_decay 0.2 --steps 16000 --eval_every 2000
+    set -- "$@" --patch 8 --merge 64 --width 256 --hidden 1024 --batch 128 --warmup 500 --steps 8000
+    # shellcheck disable=SC2086 # flags are words
+    try pathx-squares-8-run-128-guess "$@" $guess --hide_run 128 --steps 4000 --eval_every 2000
+    try pathx-squares-8-run-128 "$@" --init "$RUNS/pathx-squares-8-run-128-guess" --rate 5e-4
+    try pathx-squares-8-run-128-gentle "$@" --init "$RUNS/pathx-squares-8-run-128-guess" \
+        --weight_decay 0.1 --rate 3e-4
 }
 
 muon_listops() {
@@ -177,14 +209,14 @@ muon_listops() {
 for what in "$@"; do
     case $what in
     image | embeddings | muon-image) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10 images) ;;
-    pathfinder | muon-pathfinder | squares | pathfinder-2021)
+    pathfinder | muon-pathfinder | squares | pathfinder-2021 | pathfinder-fine)
         data=$(set_of "${PATHFINDER:-data/lra/pathfinder}" pathfinder images) ;;
     pathx) data=$(set_of "${PATHX:-data/lra/pathx}" pathx images) ;;
     muon-listops) data=$(set_of "${LISTOPS:-data/lra/listops}" listops tsv) ;;
     text) data=$(set_of "${IMDB:-data/lra/imdb}" imdb tsv) ;;
     *)
         fail "there is no sweep '$what', but image pathfinder embeddings text muon-image" \
-            "muon-pathfinder muon-listops squares pathfinder-2021 pathx" ;;
+            "muon-pathfinder muon-listops squares pathfinder-2021 pathfinder-fine pathx" ;;
     esac
     case $what in
     embeddings) embeddings ;;
@@ -194,6 +226,7 @@ for what in "$@"; do
     muon-listops) muon_listops ;;
     squares) squares ;;
     pathfinder-2021) one_layer ;;
+    pathfinder-fine) fine_pathfinder ;;
     pathx) pathx ;;
     image) blocks image best/image 0.1 ;;
     *) blocks pathfinder best/pathfinder 0.05 ;;

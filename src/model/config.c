@@ -162,13 +162,11 @@ static const struct {
      "\"batch\":32,\"steps\":4000,\"rate\":3e-4,\"warmup\":300,\"weight_decay\":0.05,\"clip\":1,"
      "\"hide_run\":3,\"eval_every\":500}"},
     {"best/retrieval", "Retrieval without the benchmark's limits; hidden tokens come first",
-     "{\"task\":\"pairs\",\"format\":\"tsv\",\"pool\":\"mean\",\"pair_features\":4,\"layers\":4,"
-     "\"heads\":4,\"width\":256,\"hidden\":1024,\"head_hidden\":256,\"sinusoidal\":0,\"rotary\":"
-     "\"all\",\"relative_bias\":1,\"relative_slope\":1,\"length\":4000,\"dropout\":0.1,\"batch\":"
-     "32,"
-     "\"steps\":6000,\"optimizer\":\"muon\",\"rate\":5e-4,\"warmup\":200,\"weight_decay\":0.05,"
-     "\"clip\":1,\"hide_run\":3,\"eval_every\":3000,\"eval_items\":"
-     "2000}"},
+     "{\"task\":\"pairs\",\"format\":\"tsv\",\"pool\":\"mean\",\"pair_features\":4,\"merge\":4,"
+     "\"layers\":4,\"heads\":8,\"width\":512,\"hidden\":2048,\"head_hidden\":256,\"sinusoidal\":0,"
+     "\"rotary\":\"all\",\"relative_bias\":1,\"relative_slope\":1,\"length\":4000,\"dropout\":0.1,"
+     "\"batch\":32,\"steps\":8000,\"optimizer\":\"muon\",\"rate\":5e-4,\"warmup\":200,"
+     "\"weight_decay\":0.05,\"clip\":1,\"hide_run\":3,\"eval_every\":2000,\"eval_items\":2000}"},
     {"best/image", "Image without the benchmark's limits; hidden pixels come first",
      "{\"format\":\"images\",\"vocab\":256,\"mask_zero\":0,\"classes\":10,\"pool\":\"mean\","
      "\"layers\":4,\"heads\":2,\"width\":128,\"hidden\":512,\"head_hidden\":128,\"sinusoidal\":0,"
@@ -180,7 +178,7 @@ static const struct {
      "every\":800}"},
     {"best/pathfinder", "Pathfinder without the benchmark's limits; hidden squares come first",
      "{" SNAKES TRACER "\"length\":1024,\"patch\":2,\"merge\":4,\"layers\":8,\"batch\":128,"
-     "\"steps\":8000,\"rate\":5e-4,\"warmup\":500,\"eval_every\":1000,\"eval_items\":4000}"},
+     "\"steps\":12000,\"rate\":5e-4,\"warmup\":500,\"eval_every\":1500,\"eval_items\":4000}"},
     {"best/pathx", "Path-X without the benchmark's limits; hidden squares come first",
      "{" SNAKES TRACER "\"length\":16384,\"patch\":4,\"merge\":16,\"layers\":6,\"batch\":32,"
      "\"steps\":12000,\"rate\":3e-4,\"warmup\":1000,\"output_scale\":0,\"eval_every\":1000,"
