@@ -5,10 +5,12 @@
 #
 # Variables, all optional:
 #   HT_DEVICE   device; cuda:0 if it is there, else cpu
-#   SET         lra (the benchmark's sizes) or best
+#   SET         tuned: presets lra/, the benchmark's sizes, with the flags that give the table of
+#               docs/lra.md; lra: presets lra/ as published; best: presets best/. tuned and best
+#               compute in bf16 on a GPU
 #   KINDS       attention kinds, "hierarchical local"; also full
 #   SEED        1
-#   STEPS, BATCH, ARGS   instead of the preset's; ARGS are more flags of train: "--block 32"
+#   STEPS, BATCH, ARGS   instead of the set's; ARGS are more flags of train: "--block 32"
 #   PRETRAIN    steps of guessing hidden tokens of the training set before, PRETRAIN_ARGS: their
 #               flags; 0, but best/ has 1500 for listops (next tokens), 16000 for text, 6000 for
 #               retrieval, 8000 for image, 4000 for pathfinder, 3000 for pathx
@@ -25,7 +27,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 HT=${HT:-build/htransformer}
-SET=${SET:-lra}
+SET=${SET:-tuned}
 KINDS=${KINDS:-hierarchical local}
 SEED=${SEED:-1}
 FRESH=${FRESH:-20000}
@@ -39,6 +41,7 @@ fail() {
     echo "lra.sh: $*" >&2
     exit 1
 }
+case $SET in tuned | lra | best) ;; *) fail "SET is tuned, lra or best, got '$SET'" ;; esac
 [ -x "$HT" ] || fail "there is no $HT: run scripts/build.sh, or set HT"
 if [ -z "${HT_DEVICE:-}" ]; then
     HT_DEVICE=cpu
@@ -128,6 +131,46 @@ evaluate() {
         --items "${TEST_ITEMS:-0}" "$@"
 }
 
+# tuned TASK: sets steps, batch and args as they are for the table's column lra/
+tuned() {
+    tidy="--attention_dropout 0 --decay matrices --clip 1"
+    near="--rotary all --relative_bias 1 --relative_slope 1"
+    case $1 in
+    listops)
+        steps=11000 args="$tidy $near --optimizer muon --causal 1 --pool last --head_hidden 0"
+        args="$args --sinusoidal 0 --query fine --block 64 --embed_std 0.3 --schedule cosine"
+        args="$args --rate 1e-3 --warmup 500 --dropout 0 --weight_decay 0.5 --eval_every 2200" ;;
+    text)
+        steps=10000 args="$tidy $near --pool max --head_hidden 0 --sinusoidal 0 --schedule cosine"
+        args="$args --rate 7e-4 --warmup 1000 --dropout 0.1 --weight_decay 0.05 --eval_every 1000"
+        ;;
+    retrieval)
+        steps=2200 args="$tidy $near --pool mean --pair_features 4 --head_hidden 0 --sinusoidal 0"
+        args="$args --schedule cosine --rate 1e-3 --warmup 300 --dropout 0 --weight_decay 0.01"
+        args="$args --eval_every 550 --eval_items 2000" ;;
+    image)
+        steps=8000 batch=128 args="$tidy $near --optimizer muon --learned 0 --pool mean --heads 4"
+        args="$args --hidden 640 --embed_std 0.1 --embed_waves 1 --query fine --block 64"
+        args="$args --rate 1.5e-3 --warmup 300 --dropout 0.15 --weight_decay 0.1 --eval_every 800"
+        ;;
+    pathfinder)
+        steps=30000 batch=256 args="$tidy --optimizer muon --pool max --head_hidden 0 --block 32"
+        args="$args --embed_std 0.3 --embed_waves 2 --rate 4e-3 --warmup 500 --dropout 0"
+        args="$args --eval_every 3000 --eval_items 4000" ;;
+    esac
+}
+
+# settings TASK: sets preset, steps, batch, args; what the caller says comes last and counts
+settings() {
+    preset=$SET/$1 steps='' batch='' args=''
+    if [ "$SET" = tuned ]; then
+        preset=lra/$1
+        tuned "$1"
+    fi
+    case $SET$HT_DEVICE in tunedcuda* | bestcuda*) args="--dtype bf16${args:+ $args}" ;; esac
+    steps=${STEPS:-$steps} batch=${BATCH:-$batch} args="$args${ARGS:+${args:+ }$ARGS}"
+}
+
 # recipe TASK: what comes before, unless the caller says so: sets guess, flags
 recipe() {
     guess=${PRETRAIN:-0} flags=${PRETRAIN_ARGS:-}
@@ -160,8 +203,8 @@ pretrain() {
     else
         if [ -n "$papers" ]; then texts="--data $papers" # of pairs: the papers, some held out
         else texts="--data $train ${valid:+--valid $valid}"; fi
-        "$HT" train --run "$1/guess" --device "$HT_DEVICE" --preset "$SET/$2" --attention "$3" \
-            --seed "$SEED" $texts ${BATCH:+--batch "$BATCH"} ${ARGS:-} --task denoise \
+        "$HT" train --run "$1/guess" --device "$HT_DEVICE" --preset "$preset" --attention "$3" \
+            --seed "$SEED" $texts ${batch:+--batch "$batch"} $args --task denoise \
             --steps "$guess" $flags
     fi
     touch "$1/guess/done"
@@ -170,6 +213,7 @@ pretrain() {
 # one TASK KIND: trains, evaluates, writes the line
 one() {
     name=$SET-$1-$2-$SEED${STEPS:+-$STEPS}$(printf %s "${ARGS:-}" | tr -cs '[:alnum:].' _)
+    settings "$1"
     recipe "$1"
     if [ "$guess" -gt 0 ]; then name=$name-guess$guess; fi
     if [ -n "${GUESS:-}" ]; then name=$name-$(echo "$GUESS" | cksum | cut -d ' ' -f 1); fi
@@ -191,15 +235,15 @@ one() {
     # a run that was stopped goes on
     if [ -f "$run/config.json" ]; then set -- "$@" --resume
     else
-        set -- "$@" --preset "$SET/$task" --attention "$kind" --seed "$SEED" --data "$train" \
+        set -- "$@" --preset "$preset" --attention "$kind" --seed "$SEED" --data "$train" \
             ${valid:+--valid "$valid"} ${papers:+--papers "$papers"}
-        if [ -n "${STEPS:-}" ]; then set -- "$@" --steps "$STEPS"; fi
-        if [ -n "${BATCH:-}" ]; then set -- "$@" --batch "$BATCH"; fi
+        if [ -n "$steps" ]; then set -- "$@" --steps "$steps"; fi
+        if [ -n "$batch" ]; then set -- "$@" --batch "$batch"; fi
         # shellcheck disable=SC2086 # flags are words
-        set -- "$@" ${ARGS:-}
+        set -- "$@" $args
         if [ "$guess" -gt 0 ]; then set -- "$@" --init "$weights"; fi
     fi
-    echo "== $SET/$task, $kind attention, seed $SEED, on $HT_DEVICE"
+    echo "== $preset, $kind attention, seed $SEED, on $HT_DEVICE"
     if [ -n "${LIMIT:-}" ]; then
         timeout -s TERM "$LIMIT" "$HT" train "$@" || [ $? -eq 124 ] # train saves and leaves
     else
@@ -234,11 +278,11 @@ one() {
         gzip -9 -n -c "$weights/log.jsonl" >"${log%.jsonl.gz}-guess.jsonl.gz"
     fi
     {
-        printf '{"task": "%s", "preset": "%s", "attention": "%s", ' "$task" "$SET/$task" "$kind"
+        printf '{"task": "%s", "preset": "%s", "attention": "%s", ' "$task" "$preset" "$kind"
         printf '"block": %s, "query": "%s", ' "$(number block <"$run/config.json")" \
             "$(word query <"$run/config.json")"
         printf '"seed": %s, "steps": %s, "batch": %s, "args": "%s", ' "$SEED" \
-            "$(number steps <"$run/config.json")" "$(number batch <"$run/config.json")" "${ARGS:-}"
+            "$(number steps <"$run/config.json")" "$(number batch <"$run/config.json")" "$args"
         if [ "$guess" -gt 0 ]; then
             printf '"pretrain": %s, "pretrain_args": "%s", ' "$guess" \
                 "${GUESS:+of an earlier run}$flags"

@@ -62,6 +62,17 @@ PRETRAIN=2 KINDS=local "$2/scripts/lra.sh" text >"$folder/out" 2>&1 || {
 }
 grep -q '"pretrain": 2,' "$RESULTS" || fail "the line does not tell of PRETRAIN"
 grep -q "tensors from $RUNS" "$folder/out" || fail "the weights were not taken over"
+# the flags of the table, unless the presets as published are asked for
+KINDS=local SET=lra "$2/scripts/lra.sh" text >"$folder/out" 2>&1 || {
+    cat "$folder/out"
+    fail "the call with SET=lra failed"
+}
+tail -n 1 "$RESULTS" | grep -q "\"args\": \"$ARGS\"" || fail "SET=lra has flags of its own"
+tuned='"args": "--attention_dropout 0 .*--pool max .*--head_hidden 8 '
+[ "$(grep -c -- "$tuned" "$RESULTS")" -eq 6 ] ||
+    fail "text and pathfinder should have flags of their own, then the caller's"
+if SET=worst "$2/scripts/lra.sh" text >"$folder/out" 2>&1; then fail "there is no set worst"; fi
+grep -q "SET is tuned, lra or best, got 'worst'" "$folder/out" || fail "it does not name the set"
 if "$2/scripts/lra.sh" chess >"$folder/out" 2>&1; then fail "chess is no task"; fi
 grep -q "there is no task 'chess'" "$folder/out" || fail "it does not say which task there is not"
 echo passed

@@ -1,13 +1,14 @@
 """Numbers that stand in more than one place agree: README's table of speeds with docs/cuda.md,
 where they were measured; README's and docs/lra.md's accuracies with results/lra.jsonl, of several
-runs the one that validates best; the version of CHANGELOG and of the Python package with the
-header's.
+runs the one that validates best, and the flags of scripts/lra.sh with those of that run; the
+version of CHANGELOG and of the Python package with the header's.
 
     numbers.py ROOT
 """
 import json
 import pathlib
 import re
+import subprocess
 import sys
 
 
@@ -66,10 +67,35 @@ def check_accuracies(root):
         yield "found %d accuracies, not 12 of docs/lra.md and 9 of README.md" % found
 
 
+def words(flags):
+    """"--a 1 --b 2": {"--a": "1", "--b": "2"}"""
+    flags = flags.split()
+    return dict(zip(flags[::2], flags[1::2]))
+
+
+def check_recipes(root):
+    """Tasks for which scripts/lra.sh has other flags than the best run of lra/."""
+    script = (root / "scripts/lra.sh").read_text()
+    function = re.search(r"^tuned\(\) \{.*?^\}", script, re.M | re.S)[0]
+    best = best_runs(root)
+    for task in ("listops", "text", "retrieval", "image", "pathfinder"):
+        said = subprocess.run(["sh", "-euc", function + '\nbatch=""\ntuned "$0"\n'
+                               'echo "--steps $steps ${batch:+--batch $batch} $args"', task],
+                              check=True, capture_output=True, text=True).stdout
+        run = best["lra/" + task, "hierarchical"]
+        here, there = words(said), dict(words(run["args"]), **{"--steps": str(run["steps"])})
+        if "--batch" in here:
+            there["--batch"] = str(run["batch"])
+        there.pop("--dtype")  # bf16, on a GPU
+        if here != there:
+            yield "scripts/lra.sh: %s has %s, its best run %s" % (
+                task, sorted(here.items() - there.items()), sorted(there.items() - here.items()))
+
+
 def main():
     root = pathlib.Path(sys.argv[1])
-    versions = list(check_version(root)) + list(check_accuracies(root))
-    print("\n".join(versions + ["versions and accuracies compared"]))
+    versions = list(check_version(root)) + list(check_accuracies(root)) + list(check_recipes(root))
+    print("\n".join(versions + ["versions, accuracies and recipes compared"]))
     readme = (root / "README.md").read_text().split("\n")
     start = readme.index("| length | ours, ms | cuDNN, ms | cuDNN / ours |")
     rows = []
