@@ -223,7 +223,7 @@ static double copy_speed(const bench_run *run) {
 }
 
 typedef struct line {
-    const char *what;
+    const char *what, *kernels;
     int repeats;
     double ms, ms_min, spread, gflops, sgemm, floor_ms; /* NaN: not known */
     double saved, scratch;                              /* bytes */
@@ -234,6 +234,7 @@ static void print_json(const bench_run *run, const shape *s, const line *l) {
     bench_json_begin(&json, run, l->what, s->length);
     json_bool(&json, "keep", run->values->keep);
     json_bool(&json, "packed", run->values->packed);
+    json_text(&json, "kernels", l->kernels);
     json_int(&json, "repeats", l->repeats);
     json_real(&json, "ms", l->ms);
     json_real(&json, "ms_min", l->ms_min);
@@ -266,9 +267,10 @@ static void print_row(const bench_run *run, const shape *s, const line *l) {
         number(ratio, "%.2f", l->ms / l->floor_ms);
     else
         number(ratio, "%.1f%%", 100 * l->gflops / l->sgemm);
-    cli_row("%-9s %9" PRId64 " %12.3f %6.1f%% %10.2f %10s %8s %11s %11s", l->what, s->length, l->ms,
-            100 * l->spread, l->gflops, yard, ratio, bench_bytes_text(saved, l->saved),
-            bench_bytes_text(scratch, l->scratch));
+    cli_row("%-9s %9" PRId64 " %12.3f %6.1f%% %10.2f %10s %8s %11s %11s%s%s", l->what, s->length,
+            l->ms, 100 * l->spread, l->gflops, yard, ratio, bench_bytes_text(saved, l->saved),
+            bench_bytes_text(scratch, l->scratch), run->cuda ? "  " : "",
+            run->cuda ? l->kernels : "");
 }
 
 static void print_head(const bench_run *run) {
@@ -285,8 +287,9 @@ static void print_head(const bench_run *run) {
     cli_line("on %s, %d thread%s; %s%s", ht_context_device(run->ctx), ht_context_threads(run->ctx),
              ht_context_threads(run->ctx) == 1 ? "" : "s",
              !run->cuda && sgemm_blas() ? "sgemm by " : "", yardstick);
-    cli_head("%-9s %9s %12s %7s %10s %10s %8s %11s %11s", "what", "length", "ms", "spread",
-             "GFLOP/s", run->cuda ? "floor ms" : "sgemm", "ratio", "saved", "scratch");
+    cli_head("%-9s %9s %12s %7s %10s %10s %8s %11s %11s%s", "what", "length", "ms", "spread",
+             "GFLOP/s", run->cuda ? "floor ms" : "sgemm", "ratio", "saved", "scratch",
+             run->cuda ? "  kernels" : "");
 }
 
 static void report(bench_run *run, const shape *s) {
@@ -296,7 +299,8 @@ static void report(bench_run *run, const shape *s) {
         double seconds = bench_median(samples, repeats), low = seconds, high = seconds;
         for (int r = 0; r < repeats; r++)
             low = fmin(low, samples[r]), high = fmax(high, samples[r]);
-        line l = {backward ? "backward" : "forward", repeats, .ms = 1e3 * seconds};
+        line l = {backward ? "backward" : "forward", .repeats = repeats, .ms = 1e3 * seconds};
+        l.kernels = ht_attention_kernels(s->plan, backward);
         l.ms_min = 1e3 * low;
         l.spread = (high - low) / seconds;
         l.gflops = 1e-9 * s->operations * (backward ? COUNT_BACKWARD : 1) / seconds;
@@ -348,17 +352,19 @@ static int run_attention(const void *values) {
 const cli_command cli_bench_attention = {
     .name = "bench attention",
     .summary = "time of forward and backward, against sgemm",
-    .about = "ms is the median of the repeats after warm-up, spread (slowest - fastest) / median. "
-             "GFLOP/s counts useful operations: 2*head_dim + 2*value_dim per product of a query "
-             "(or coarse query) with a key, counted from the definition. Hierarchical mean without "
-             "--causal counts the nominal 4.5*block products per row, full length per row, full "
-             "--causal half of that; backward counts 2.5 times forward.\n"
-             "sgemm is the best of the BLAS on squares of 512, 1024 and 2048 (median per size), "
-             "measured between the repeats at the same number of threads; ratio is GFLOP/s over "
-             "it. On a GPU the yardstick is floor ms, every input read and every output written "
-             "once at the speed of a copy. saved and scratch are bytes asked of the caller.\n"
-             "Results are checked in the same run: outputs must be averages of the values, "
-             "gradients finite.\n",
+    .about =
+        "ms is the median of the repeats after warm-up, spread (slowest - fastest) / median. "
+        "GFLOP/s counts useful operations: 2*head_dim + 2*value_dim per product of a query "
+        "(or coarse query) with a key, counted from the definition. Hierarchical mean without "
+        "--causal counts the nominal 4.5*block products per row, full length per row, full "
+        "--causal half of that; backward counts 2.5 times forward.\n"
+        "sgemm is the best of the BLAS on squares of 512, 1024 and 2048 (median per size), "
+        "measured between the repeats at the same number of threads; ratio is GFLOP/s over "
+        "it. On a GPU the yardstick is floor ms, every input read and every output written "
+        "once at the speed of a copy, and kernels says which took the call (docs/cuda.md). saved "
+        "and scratch are bytes asked of the caller.\n"
+        "Results are checked in the same run: outputs must be averages of the values, "
+        "gradients finite.\n",
     .options = options,
     .values_bytes = sizeof(bench_values),
     .run = run_attention,

@@ -44,6 +44,15 @@ static void print_data(const char *name, const ht_data *data) {
     putchar('\n');
 }
 
+/* Which the device chose for the attention; nobody should have to guess why a step is slow. */
+static void print_kernels(const ht_trainer *trainer) {
+    const char *forward = ht_trainer_kernels(trainer, 0), *back = ht_trainer_kernels(trainer, 1);
+    int generic = !strcmp(forward, "generic") || !strcmp(back, "generic"),
+        same = !strcmp(forward, back);
+    printf("  %-10s %s%s%s%s\n", "kernels", forward, same ? "" : ", backward ", same ? "" : back,
+           generic ? ", many times slower than others: docs/cuda.md says which need what" : "");
+}
+
 void progress_header(const ht_model *model, const ht_trainer *trainer, const ht_data *train,
                      const ht_data *valid) {
     ht_config c = HT_CONFIG_INIT;
@@ -57,6 +66,7 @@ void progress_header(const ht_model *model, const ht_trainer *trainer, const ht_
     printf("  %-10s %s, query %s, block %lld, length %lld\n", "attention",
            ht_config_choice("attention", (int)c.attention), ht_config_choice("query", (int)c.query),
            (long long)c.block, (long long)c.length);
+    print_kernels(trainer);
     printf("  %-10s %.1f MB besides the weights\n", "memory",
            (double)ht_trainer_bytes(trainer) / 1e6);
     printf("%sdata%s\n", bold, plain);

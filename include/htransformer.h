@@ -192,6 +192,10 @@ HT_API ht_status ht_attention_get_need(const ht_attention *plan, ht_attention_ne
 /* What the plan was made from, defaults filled in. */
 HT_API ht_status ht_attention_get_desc(const ht_attention *plan, ht_attention_desc *out);
 HT_API int ht_attention_levels(const ht_attention *plan, int64_t length); /* M of the hierarchy */
+/* Which kernels run forward or backward of calls whose tensors lie in steps of 16 bytes. On CUDA
+ * "tuned", "tiles", "narrow", "full" or "generic", which takes everything and is many times slower
+ * (docs/cuda.md has the table); elsewhere the name of the device. */
+HT_API const char *ht_attention_kernels(const ht_attention *plan, int backward);
 
 /* Element (sequence b, row i, head h, column c) lies at data[b*batch + i*row + h*head + c], strides
  * counted in elements. Zero strides mean contiguous [batch, length, heads, dim]. In a packed call
@@ -671,6 +675,8 @@ HT_API ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_t
 HT_API void ht_trainer_destroy(ht_trainer *trainer);
 HT_API int64_t ht_trainer_steps(const ht_trainer *trainer); /* updates so far */
 HT_API size_t ht_trainer_bytes(const ht_trainer *trainer);  /* device memory it holds */
+/* Those of its layers, see ht_attention_kernels. */
+HT_API const char *ht_trainer_kernels(const ht_trainer *trainer, int backward);
 
 /* One update from `count` micro-batches. */
 HT_API ht_status ht_trainer_step(ht_trainer *trainer, const ht_batch *batches, int64_t count,

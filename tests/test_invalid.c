@@ -293,6 +293,44 @@ static void plan_answers(void **state) {
     ht_attention_destroy(NULL);
 }
 
+/* On CUDA the words of docs/cuda.md's table; elsewhere the device. */
+static void plan_kernels(void **state) {
+    (void)state;
+    static const struct {
+        ht_kind kind;
+        ht_query query;
+        ht_dtype dtype;
+        int dim, block, bias;
+        const char *forward, *backward;
+    } cases[] = {
+        {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_BF16, 64, 16, 0, "tuned", "tuned"},
+        {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_BF16, 128, 16, 0, "tuned", "tiles"},
+        {HT_HIERARCHICAL, HT_QUERY_FINE, HT_BF16, 64, 16, 0, "tuned", "tiles"},
+        {HT_HIERARCHICAL, HT_QUERY_FINE, HT_BF16, 32, 64, 1, "tiles", "tiles"},
+        {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_BF16, 4, 32, 0, "narrow", "narrow"},
+        {HT_HIERARCHICAL, HT_QUERY_FINE, HT_BF16, 4, 32, 0, "generic", "generic"},
+        {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_BF16, 24, 16, 0, "generic", "generic"},
+        {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_F32, 64, 16, 0, "generic", "generic"},
+        {HT_FULL, HT_QUERY_MEAN, HT_BF16, 64, 16, 0, "full", "full"},
+        {HT_FULL, HT_QUERY_MEAN, HT_BF16, 64, 16, 1, "generic", "generic"},
+    };
+    int cuda = strncmp(ht_context_device(ctx), "cuda", 4) == 0;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        ht_attention *plan;
+        ht_attention_desc d = HT_ATTENTION_DESC_INIT;
+        d.kind = cases[i].kind, d.query = cases[i].query, d.has_bias = cases[i].bias;
+        d.dtype = cuda ? cases[i].dtype : HT_F32;
+        d.q_heads = 4, d.head_dim = cases[i].dim, d.block = cases[i].block;
+        d.max_rows = 4096, d.max_length = 1024;
+        harness_ok(ctx, ht_attention_create(&plan, ctx, &d), NULL);
+        const char *forward = cuda ? cases[i].forward : ht_context_device(ctx);
+        const char *backward = cuda ? cases[i].backward : ht_context_device(ctx);
+        assert_string_equal(ht_attention_kernels(plan, 0), forward);
+        assert_string_equal(ht_attention_kernels(plan, 1), backward);
+        ht_attention_destroy(plan);
+    }
+}
+
 /* ---- calls ------------------------------------------------------------------------------- */
 
 static session call; /* a good call, nothing of which may be written */
@@ -496,6 +534,7 @@ static void list(void) {
     harness_add("plan numbers", plan_numbers, NULL);
     harness_add("plan overflow", plan_overflow, NULL);
     harness_add("plan answers", plan_answers, NULL);
+    harness_add("plan kernels", plan_kernels, NULL);
     harness_add("call rows", call_rows, NULL);
     harness_add("call tensors", call_tensors, NULL);
     harness_add("call bias", call_bias, NULL);

@@ -203,6 +203,41 @@ void hti_cuda_attention_need_aligned(const ht_context *ctx, const ht_attention_d
     need_tensor_cores(desc, need);
 }
 
+/* ---- which kernels ---- */
+
+enum family { FIRST_ROWS, NARROW, TUNED, FINE, TILES, FULL, GENERIC };
+
+static family forward_family(const ht_context *ctx, const hti_attention_call *call) {
+    const hti_cuda_backend *cuda = hti_cuda_of(ctx);
+    if (call->first) return FIRST_ROWS;
+    if (hti_narrow_takes(cuda, call)) return NARROW;
+    if (hti_hier_takes(cuda, call)) return TUNED;
+    if (hti_fine_takes(cuda, call)) return FINE;
+    if (hti_tile_takes(call)) return TILES;
+    return hti_full_takes(call) ? FULL : GENERIC;
+}
+
+static family backward_family(const ht_context *ctx, const hti_attention_call *call) {
+    const hti_cuda_backend *cuda = hti_cuda_of(ctx);
+    if (call->first) return FIRST_ROWS;
+    if (hti_narrow_takes_backward(cuda, call)) return NARROW;
+    if (hti_hier_takes(cuda, call) && hti_hier_takes_backward(call)) return TUNED;
+    if (hti_tile_takes_backward(call)) return TILES;
+    return hti_full_takes_backward(call) ? FULL : GENERIC;
+}
+
+/* Of a call of as many of the longest sequences as the plan has room for, tensors at address 0. */
+const char *hti_cuda_attention_kernels(const ht_context *ctx, const ht_attention_desc *desc,
+                                       int backward) {
+    static const char *const names[] = {"first", "narrow", "tuned",  "tuned",
+                                        "tiles", "full",   "generic"};
+    hti_attention_call call = {};
+    call.desc = desc, call.length = desc->max_length;
+    call.sequences = desc->max_rows / desc->max_length;
+    call.rows = call.sequences * call.length;
+    return names[backward ? backward_family(ctx, &call) : forward_family(ctx, &call)];
+}
+
 /* ---- calls ---- */
 
 int hti_cuda_attention_first(const ht_context *ctx, const ht_attention_desc *desc) {
@@ -232,44 +267,45 @@ static ht_status prepare_starts(const ht_context *ctx, hti_cuda_args *a,
 ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *call) {
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
+    family by = forward_family(ctx, call);
     int bf16 = call->desc->dtype == HT_BF16;
-    if (call->first || hti_narrow_takes(hti_cuda_of(ctx), call)) {
+    if (by == FIRST_ROWS || by == NARROW) {
         TRY(prepare_starts(ctx, &a, call));
-        return call->first ? hti_first_forward(ctx, call, a.cu) : hti_narrow_forward(ctx, a);
+        return by == NARROW ? hti_narrow_forward(ctx, a) : hti_first_forward(ctx, call, a.cu);
     }
-    if (hti_hier_takes(hti_cuda_of(ctx), call)) return hti_hier_forward(ctx, call);
-    if (hti_fine_takes(hti_cuda_of(ctx), call)) return hti_fine_forward(ctx, call);
+    if (by == TUNED) return hti_hier_forward(ctx, call);
+    if (by == FINE) return hti_fine_forward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
-    if (hti_tile_takes(call)) {
+    if (by == TILES) {
         set_tensors(&a, call);
         return hti_tile_forward(ctx, call, a);
     }
     layout_forward(&a, call->scratch);
     set_tensors(&a, call);
     TRY(prepare(ctx, a, call, bf16));
-    if (hti_full_takes(call)) return hti_full_forward(ctx, call, a);
+    if (by == FULL) return hti_full_forward(ctx, call, a);
     return hti_generic_forward(ctx, a, bf16);
 }
 
 ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call *call) {
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
+    family by = backward_family(ctx, call);
     int bf16 = call->desc->dtype == HT_BF16;
-    if (call->first || hti_narrow_takes_backward(hti_cuda_of(ctx), call)) {
+    if (by == FIRST_ROWS || by == NARROW) {
         TRY(prepare_starts(ctx, &a, call));
-        return call->first ? hti_first_backward(ctx, call, a.cu) : hti_narrow_backward(ctx, a);
+        return by == NARROW ? hti_narrow_backward(ctx, a) : hti_first_backward(ctx, call, a.cu);
     }
-    if (hti_hier_takes(hti_cuda_of(ctx), call) && hti_hier_takes_backward(call))
-        return hti_hier_backward(ctx, call);
+    if (by == TUNED) return hti_hier_backward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
-    if (hti_tile_takes_backward(call)) {
+    if (by == TILES) {
         set_tensors(&a, call);
         return hti_tile_backward(ctx, call, a);
     }
     layout_backward(&a, call->scratch, call->desc->has_bias);
     set_tensors(&a, call);
     TRY(prepare(ctx, a, call, bf16));
-    if (hti_full_takes_backward(call)) return hti_full_backward(ctx, call, a);
+    if (by == FULL) return hti_full_backward(ctx, call, a);
     TRY(hti_cuda_restrict(ctx, a, bf16));
     return hti_generic_backward(ctx, a, bf16);
 }

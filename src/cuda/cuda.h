@@ -220,6 +220,8 @@ int hti_cuda_attention_first(const ht_context *ctx, const ht_attention_desc *des
 ht_status hti_cuda_attention_check(ht_context *ctx, const ht_attention_desc *desc);
 void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *desc,
                              ht_attention_need *need);
+const char *hti_cuda_attention_kernels(const ht_context *ctx, const ht_attention_desc *desc,
+                                       int backward);
 void hti_cuda_attention_need_aligned(const ht_context *ctx, const ht_attention_desc *desc,
                                      ht_attention_need *need);
 ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *call);

@@ -333,6 +333,7 @@ static hti_ops make_ops() {
     o.copy_in = cuda_copy_in, o.copy_out = cuda_copy_out, o.copy = cuda_copy, o.fill = cuda_fill;
     o.attention_check = hti_cuda_attention_check, o.attention_need = hti_cuda_attention_need;
     o.attention_need_aligned = hti_cuda_attention_need_aligned;
+    o.attention_kernels = hti_cuda_attention_kernels;
     o.attention_first = hti_cuda_attention_first;
     o.attention_forward = hti_cuda_attention_forward;
     o.attention_backward = hti_cuda_attention_backward;

@@ -63,6 +63,10 @@ void ht_trainer_destroy(ht_trainer *t) {
 
 int64_t ht_trainer_steps(const ht_trainer *t) { return t->step; }
 
+const char *ht_trainer_kernels(const ht_trainer *t, int backward) {
+    return ht_attention_kernels(t->net.plan, backward);
+}
+
 size_t ht_trainer_bytes(const ht_trainer *t) {
     size_t arena = (size_t)t->model->params.total * hti_wide_bytes(t->model->dtype);
     return t->net.bytes + (t->grads ? 3 * arena : 0) + (t->muon ? hti_muon_scratch(t) : 0);
