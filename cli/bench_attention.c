@@ -361,7 +361,7 @@ const cli_command cli_bench_attention = {
         "sgemm is the best of the BLAS on squares of 512, 1024 and 2048 (median per size), "
         "measured between the repeats at the same number of threads; ratio is GFLOP/s over "
         "it. On a GPU the yardstick is floor ms, every input read and every output written "
-        "once at the speed of a copy, and kernels says which took the call (docs/cuda.md). saved "
+        "once at the speed of a copy, and kernels says which take such calls (docs/cuda.md). saved "
         "and scratch are bytes asked of the caller.\n"
         "Results are checked in the same run: outputs must be averages of the values, "
         "gradients finite.\n",
