@@ -2,6 +2,7 @@
  * htransformer: finds the command, parses its options by table, runs it, returns 0 (done), 1
  * (failed) or 2 (wrong usage).
  */
+#include "blas.h"
 #include "commands.h"
 
 #include <htransformer.h>
@@ -168,6 +169,7 @@ static void account(const struct timespec *start) {
 
 int main(int argc, char **argv) {
     struct timespec start;
+    blas_settle(argv);
     clock_gettime(CLOCK_MONOTONIC, &start);
     int code = dispatch(argc - 1, argv + 1);
     account(&start);

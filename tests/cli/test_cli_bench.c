@@ -184,6 +184,20 @@ static void test_info_json(void **state) {
     cJSON_Delete(o);
 }
 
+/* OpenBLAS that does not know the CPU takes it for one without AVX; what a user says stays. */
+static void test_blas_knows_the_cpu(void **state) {
+    (void)state;
+    if (!strstr(program_run("info")->out, "DYNAMIC_ARCH")) skip();
+#ifdef __x86_64__
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        assert_null(strstr(program_run("info")->out, "Prescott"));
+    setenv("OPENBLAS_CORETYPE", "Prescott", 1);
+    assert_non_null(strstr(program_run("info")->out, "Prescott"));
+    unsetenv("OPENBLAS_CORETYPE");
+#endif
+}
+
 static void test_what_a_device_cannot_do(void **state) {
     (void)state;
     program_expect(1, "dtype", "bench attention --device cpu:ref --dtype bf16 --length 8");
@@ -191,6 +205,7 @@ static void test_what_a_device_cannot_do(void **state) {
 
 int main(void) {
     unsetenv("HTRANSFORMER_DEVICE"); /* info's device must be the chosen one */
+    unsetenv("OPENBLAS_CORETYPE");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention_json),
         cmocka_unit_test(test_every_mode_runs),
@@ -199,6 +214,7 @@ int main(void) {
         cmocka_unit_test(test_decode_prefills_in_chunks),
         cmocka_unit_test(test_decode_table),
         cmocka_unit_test(test_info_json),
+        cmocka_unit_test(test_blas_knows_the_cpu),
         cmocka_unit_test(test_what_a_device_cannot_do),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
