@@ -1,6 +1,6 @@
 /*
  * OpenBLAS goes by the CPU's model number, and for one that came after it falls back to kernels of
- * 2004, several times slower: version 0.3.21 (Debian 12) knows no Xeon of 2023. It looks at
+ * 2004, several times slower: version 0.3.21 (Debian 12) does so on an Emerald Rapids. It looks at
  * OPENBLAS_CORETYPE when it is loaded, before main, so the program has to start over.
  */
 #include "blas.h"

@@ -115,7 +115,6 @@ _FUNCTIONS = {  # name: (result, arguments); results of c_int are ht_status
     "ht_attention_destroy": (None, [_H]),
     "ht_attention_get_need": (c_int, [_H, POINTER(AttentionNeed)]),
     "ht_attention_levels": (c_int, [_H, c_int64]),
-    "ht_attention_kernels": (c_char_p, [_H, c_int]),
     "ht_attention_forward": (c_int, [_H, POINTER(AttentionArgs)]),
     "ht_attention_backward": (c_int, [_H, POINTER(AttentionArgs), POINTER(AttentionGrads)]),
     "ht_cache_create": (c_int, [POINTER(_H), _H, c_int64]),

@@ -57,6 +57,8 @@ static void check_attention(const char *text, int at, const char *what, int leng
     double operations = 4.0 * 8 * 4.5 * 4 * length * 2 * 3 * (strcmp(what, "backward") ? 1 : 2.5);
     assert_true(ms > 0);
     assert_true(fabs(gflops * ms * 1e6 / operations - 1) < 1e-4);
+    /* on a CPU they have no other name */
+    check_text(o, "kernels", cJSON_GetObjectItemCaseSensitive(o, "device")->valuestring);
     double sgemm = number(o, "sgemm_gflops", 1), ratio = number(o, "ratio_to_sgemm", 1);
     assert_true(isnan(sgemm) == isnan(ratio));
     if (!isnan(sgemm)) assert_true(fabs(ratio * sgemm / gflops - 1) < 1e-4);

@@ -60,6 +60,7 @@ static void test_labelled_lines(void **state) {
                     "--steps 60 --rate 0.01 --warmup 0 --dropout 0 --eval_every 30");
     assert_int_equal(r->code, 0);
     assert_non_null(strstr(r->out, "step 60/60 | loss"));
+    assert_non_null(strstr(r->out, "\n  kernels    cpu:"));
     assert_non_null(strstr(r->out, "tok/s"));
     assert_null(strchr(r->out, '\r')); /* no bar where there is no terminal */
     assert_true(there("mail/config.json") && there("mail/log.jsonl") &&
