@@ -311,6 +311,8 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(INT, learned, 0, 0, 1, "add a learned vector per position")                                  \
     X(CHOICE, rotary, 0, 0, 2, "none (default), level0 or all: turn queries and keys by position") \
     X(REAL, rotary_theta, 10000, 1, 1000000000, "base of the rotary angles")                       \
+    X(INT, rotary_grid, 0, 0, 1048576,                                                             \
+      "rotary all: rows of the model in a line of a picture; 0: no lines, one dimension")          \
     X(INT, relative_bias, 0, 0, 1, "learned bias by distance, in every layer")                     \
     X(REAL, relative_slope, 0, 0, 100,                                                             \
       "first values of relative_bias: fall by this per row in head 0, less in others")             \
@@ -363,7 +365,8 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(INT, valid_items, 2000, 1, 1000000000, "for validation, and as many for the test")           \
     X(INT, data_seed, 0, 0, 9007199254740991, "ListOps, Pathfinder: seed of the generator")        \
     X(INT, distractors, 0, 0, 100, "Pathfinder: short lines; 0: 5, of 128 pixels a side 8")        \
-    X(INT, patch, 1, 1, 64, "images: pixels a side of the squares they are read in; 1: lines")
+    X(INT, patch, 1, 1, 64, "images: pixels a side of the squares they are read in; 1: lines")     \
+    X(INT, shrink, 1, 1, 64, "images: of squares of this side the brightest pixel is read alone")
 
 typedef struct ht_config {
     size_t size;

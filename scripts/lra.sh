@@ -13,7 +13,7 @@
 #   STEPS, BATCH, ARGS   instead of the set's; ARGS are more flags of train: "--block 32"
 #   PRETRAIN    steps of guessing hidden tokens of the training set before, PRETRAIN_ARGS: their
 #               flags; 0, but best/ has 1500 for listops (next tokens), 16000 for text, 6000 for
-#               retrieval, 8000 for image, 4000 for pathfinder, 3000 for pathx
+#               retrieval, 8000 for image, 4000 for pathfinder and pathx
 #   GUESS       a folder of such weights from an earlier run (RUN/guess) to start with instead
 #   IMDB, CIFAR10, AAN   folders of the official files, or of those that data import writes
 #   LISTOPS, PATHFINDER, PATHX   likewise; without them these sets are made
@@ -187,7 +187,8 @@ recipe() {
             guess=8000
             flags="--rate 2e-3 --warmup 300 --dropout 0 --weight_decay 0.05 --hide 0.5" ;;
         best/pathfinder) guess=4000 flags="$of_squares --hide_run 8 --eval_every 2000" ;;
-        best/pathx) guess=3000 flags="$of_squares --hide_run 32 --eval_every 1500" ;;
+        best/pathx)
+            guess=4000 flags="$of_squares --momentum 0.95 --hide_run 32 --eval_every 2000" ;;
         *) flags='' ;;
         esac
     fi

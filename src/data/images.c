@@ -1,6 +1,7 @@
 /*
  * Images of one grey byte per pixel: a token is the pixel itself, row after row, or with `patch`
- * square after square and row after row in each. Files of images have a header; without one they
+ * square after square and row after row in each. With `shrink` the image is made smaller first; the
+ * configuration's length is that of what is left. Files of images have a header; without one they
  * are records of a label and `length` pixels, or CIFAR-10's binary batches (label, 1,024 red, green
  * and blue), which become grey as TensorFlow makes them.
  */
@@ -68,47 +69,65 @@ static int64_t side_of(int64_t pixels) {
 }
 
 static ht_status find_records(const ht_data *d, records *r, const char *bytes, size_t count) {
-    uint64_t length = (uint64_t)d->config.length;
+    uint64_t length = (uint64_t)d->config.length,
+             area = (uint64_t)(d->config.shrink * d->config.shrink);
     if (count >= sizeof magic && memcmp(bytes, magic, sizeof magic) == 0) {
         TRY(read_header(d->ctx, r, (const unsigned char *)bytes, count));
-        CHECK(d->ctx, r->pixels <= length, HT_FORMAT,
+        CHECK(d->ctx, r->pixels / area <= length, HT_FORMAT,
               "%s has images of %llu pixels, but length is %llu", r->name,
               (unsigned long long)r->pixels, (unsigned long long)length);
         return HT_OK;
     }
     r->at = (const unsigned char *)bytes;
-    r->colour = length == CIFAR_PIXELS && count % CIFAR_RECORD == 0 && count % (length + 1) != 0;
-    r->pixels = length;
-    r->height = side_of(d->config.length), r->width = d->config.length / r->height;
-    r->bytes = r->colour ? CIFAR_RECORD : length + 1;
+    r->pixels = length * area;
+    r->colour =
+        r->pixels == CIFAR_PIXELS && count % CIFAR_RECORD == 0 && count % (r->pixels + 1) != 0;
+    r->height = side_of((int64_t)r->pixels), r->width = (int64_t)r->pixels / r->height;
+    r->bytes = r->colour ? CIFAR_RECORD : r->pixels + 1;
     r->count = count / r->bytes;
     CHECK(d->ctx, count % r->bytes == 0, HT_FORMAT,
           "%s has %zu bytes, which is no whole number of records of a label and %llu pixels",
-          r->name, count, (unsigned long long)length);
+          r->name, count, (unsigned long long)r->pixels);
     return HT_OK;
 }
 
 /* ---- squares ---- */
 
-static ht_status check_patch(const ht_data *d, const char *name, int64_t height, int64_t width) {
-    int64_t patch = d->config.patch;
+static ht_status check_squares(const ht_data *d, const char *name, int64_t height, int64_t width) {
+    int64_t patch = d->config.patch, shrink = d->config.shrink;
+    CHECK(d->ctx, height % shrink == 0 && width % shrink == 0, HT_FORMAT,
+          "%s: images of %lld x %lld pixels have no squares of shrink %lld", name,
+          (long long)height, (long long)width, (long long)shrink);
+    height /= shrink, width /= shrink;
     CHECK(d->ctx, height % patch == 0 && width % patch == 0, HT_FORMAT,
           "%s: images of %lld x %lld pixels have no squares of patch %lld", name, (long long)height,
           (long long)width, (long long)patch);
     return HT_OK;
 }
 
-/* to[height * width]: the pixels of one square after the other. */
-static void cut_squares(uint8_t *to, const uint8_t *from, int64_t height, int64_t width,
-                        int64_t patch) {
-    if (patch == 1) {
-        memcpy(to, from, (size_t)(height * width));
-        return;
-    }
-    for (int64_t y = 0; y < height; y += patch)
-        for (int64_t x = 0; x < width; x += patch)
-            for (int64_t i = 0; i < patch; i++, to += patch)
-                memcpy(to, from + (y + i) * width + x, (size_t)patch);
+/* The brightest of a square's pixels: thin lines stay where a mean would lose them. */
+static uint8_t brightest(const uint8_t *from, int64_t width, int64_t side) {
+    uint8_t most = 0;
+    for (int64_t y = 0; y < side; y++)
+        for (int64_t x = 0; x < side; x++)
+            most = from[y * width + x] > most ? from[y * width + x] : most;
+    return most;
+}
+
+/* An image as a model reads it. to[height / shrink * width / shrink]: the pixels of one square of
+ * `patch` after the other, of which each is a square of `shrink` pixels of the image. */
+static void cut_squares(const ht_config *c, uint8_t *to, const uint8_t *from, int64_t height,
+                        int64_t width) {
+    int64_t shrink = c->shrink, patch = c->patch == 1 ? width / shrink : c->patch;
+    int64_t tall = c->patch == 1 ? 1 : patch; /* patch 1: lines */
+    for (int64_t y = 0; y < height; y += tall * shrink)
+        for (int64_t x = 0; x < width; x += patch * shrink)
+            for (int64_t i = 0; i < tall; i++, to += patch) {
+                const uint8_t *line = from + (y + i * shrink) * width + x;
+                if (shrink == 1) memcpy(to, line, (size_t)patch);
+                for (int64_t k = 0; k < patch && shrink > 1; k++)
+                    to[k] = brightest(line + k * shrink, width, shrink);
+            }
 }
 
 /* In float32, as tf.image.rgb_to_grayscale does it with bytes. */
@@ -119,19 +138,24 @@ static uint8_t grey(uint8_t red, uint8_t green, uint8_t blue) {
     return (uint8_t)(sum * 255.5f);
 }
 
+static size_t tokens_of(const ht_data *d, const records *r) {
+    return r->pixels / (size_t)(d->config.shrink * d->config.shrink);
+}
+
 static ht_status add_image(ht_data *d, const records *r, uint64_t number) {
     const unsigned char *from = r->at + number * r->bytes;
     CHECK(d->ctx, from[0] < d->config.classes, HT_FORMAT,
           "%s: record %llu has label %d: classes is %lld", r->name, (unsigned long long)number + 1,
           from[0], (long long)d->config.classes);
-    TRY(hti_buffer_need(&d->tokens, r->pixels));
+    size_t tokens = tokens_of(d, r);
+    TRY(hti_buffer_need(&d->tokens, tokens));
     uint8_t *to = (uint8_t *)d->tokens.data + d->tokens.used;
     const uint8_t *pixels = from + 1;
     uint8_t greys[CIFAR_PIXELS];
     for (int i = 0; r->colour && i < CIFAR_PIXELS; i++)
         greys[i] = grey(pixels[i], pixels[CIFAR_PIXELS + i], pixels[2 * CIFAR_PIXELS + i]);
-    cut_squares(to, r->colour ? greys : pixels, r->height, r->width, d->config.patch);
-    d->tokens.used += r->pixels;
+    cut_squares(&d->config, to, r->colour ? greys : pixels, r->height, r->width);
+    d->tokens.used += tokens;
     int64_t end = (int64_t)d->tokens.used;
     TRY(hti_buffer_add(&d->starts, &end, sizeof end));
     return hti_data_add_label(d, from[0]);
@@ -148,15 +172,16 @@ static ht_status read_file(void *user, const char *name, const char *bytes, size
     ht_data *d = r->data;
     records from = {.name = name};
     TRY(find_records(d, &from, bytes, count));
-    TRY(check_patch(d, name, from.height, from.width));
-    if (r->desc->holdout == 0) TRY(hti_buffer_need(&d->tokens, from.count * from.pixels));
+    TRY(check_squares(d, name, from.height, from.width));
+    if (r->desc->holdout == 0) TRY(hti_buffer_need(&d->tokens, from.count * tokens_of(d, &from)));
     for (uint64_t i = 0; i < from.count; i++) {
         if (r->desc->holdout > 0 &&
             hti_held_out(r->seen++, r->desc->holdout) != (r->desc->part == HT_PART_VALID))
             continue;
         TRY(add_image(d, &from, i));
     }
-    if ((int64_t)from.pixels > d->longest) d->longest = (int64_t)from.pixels;
+    int64_t tokens = (int64_t)tokens_of(d, &from);
+    if (tokens > d->longest) d->longest = tokens;
     return HT_OK;
 }
 
@@ -179,50 +204,52 @@ ht_status hti_images_read(ht_data *d, const ht_data_desc *desc) {
 
 /* ---- Pathfinder, made in memory ---- */
 
-/* All images, which lie in tokens line by line. */
-static ht_status cut_all(ht_data *d, int64_t side) {
-    int64_t patch = d->config.patch, pixels = side * side;
-    if (patch == 1) return HT_OK;
-    uint8_t *lines = hti_host_alloc(d->ctx, (size_t)pixels), *image = (uint8_t *)d->tokens.data;
-    CHECK(d->ctx, lines, HT_NOMEM, "out of memory: an image of %lld pixels", (long long)pixels);
-    for (int64_t i = 0; i < d->items; i++, image += pixels) {
-        memcpy(lines, image, (size_t)pixels);
-        cut_squares(image, lines, side, side, patch);
+/* So many images and their labels, some at a time: what is made is larger than what is kept. */
+static ht_status make_all(ht_data *d, const hti_pathfinder *p, int part, int64_t side,
+                          int64_t count) {
+    enum { CHUNK = 1024 };
+    const ht_config *c = &d->config;
+    hti_pathfinder_stats stats = {0};
+    uint8_t *room = hti_host_alloc(d->ctx, (size_t)(CHUNK * side * side));
+    uint8_t *to = (uint8_t *)d->tokens.data;
+    CHECK(d->ctx, room, HT_NOMEM, "out of memory: %d images of %lld pixels", CHUNK,
+          (long long)(side * side));
+    for (int64_t at = 0; at < count; at += CHUNK) {
+        int64_t n = count - at < CHUNK ? count - at : CHUNK;
+        hti_pathfinder_batch(d->ctx, p, room, (int32_t *)(void *)d->labels.data + at,
+                             (uint64_t)c->data_seed, part, at, n, &stats);
+        for (int64_t i = 0; i < n; i++, to += c->length)
+            cut_squares(c, to, room + i * side * side, side, side);
     }
-    hti_host_free(d->ctx, lines);
+    hti_host_free(d->ctx, room);
     return HT_OK;
 }
 
 ht_status hti_images_make(ht_data *d, const ht_data_desc *desc) {
     const ht_config *c = &d->config;
-    int64_t length = c->length, side = side_of(length),
+    int64_t side = side_of(c->length) * c->shrink, pixels = c->length * c->shrink * c->shrink,
             count = desc->part == HT_PART_TRAIN ? c->train_items : c->valid_items;
     hti_pathfinder *p;
-    hti_pathfinder_stats stats = {0};
     TRY(check(d));
-    CHECK(d->ctx, length == 32 * 32 || length == 128 * 128, HT_INVALID,
-          "Pathfinder images have a length of 1024 or 16384 pixels, got %lld", (long long)length);
-    TRY(check_patch(d, "Pathfinder", side, side));
+    CHECK(d->ctx, pixels == 32 * 32 || pixels == 128 * 128, HT_INVALID,
+          "Pathfinder images have a length of 1024 or 16384 pixels, got %lld", (long long)pixels);
+    TRY(check_squares(d, "Pathfinder", side, side));
     TRY(hti_pathfinder_create(&p, d->ctx, (int)side, (int)c->distractors));
-    ht_status status = hti_buffer_need(&d->tokens, (size_t)(length * count));
+    ht_status status = hti_buffer_need(&d->tokens, (size_t)(c->length * count));
     if (status == HT_OK) status = hti_buffer_need(&d->labels, sizeof(int32_t) * (size_t)count);
-    if (status == HT_OK) {
-        hti_pathfinder_batch(d->ctx, p, (uint8_t *)d->tokens.data,
-                             (int32_t *)(void *)d->labels.data, (uint64_t)c->data_seed,
-                             (int)desc->part, 0, count, &stats);
-        d->narrow = 1;
-        d->items = count;
-        d->longest = length;
-        d->tokens.used = (size_t)(length * count);
-        d->labels.used = sizeof(int32_t) * (size_t)count;
-        status = cut_all(d, side);
-    }
-    for (int64_t i = 1; i <= count && status == HT_OK; i++) {
-        int64_t end = i * length;
-        status = hti_buffer_add(&d->starts, &end, sizeof end);
-    }
+    if (status == HT_OK) status = make_all(d, p, (int)desc->part, side, count);
     hti_pathfinder_destroy(d->ctx, p);
-    return status;
+    TRY(status);
+    d->narrow = 1;
+    d->items = count;
+    d->longest = c->length;
+    d->tokens.used = (size_t)(c->length * count);
+    d->labels.used = sizeof(int32_t) * (size_t)count;
+    for (int64_t i = 1; i <= count; i++) {
+        int64_t end = i * c->length;
+        TRY(hti_buffer_add(&d->starts, &end, sizeof end));
+    }
+    return HT_OK;
 }
 
 /* ---- Pathfinder as files ---- */

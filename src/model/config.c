@@ -180,9 +180,10 @@ static const struct {
      "{" SNAKES TRACER "\"length\":1024,\"patch\":2,\"merge\":4,\"layers\":8,\"batch\":128,"
      "\"steps\":12000,\"rate\":5e-4,\"warmup\":500,\"eval_every\":1500,\"eval_items\":4000}"},
     {"best/pathx", "Path-X without the benchmark's limits; hidden squares come first",
-     "{" SNAKES TRACER "\"length\":16384,\"patch\":4,\"merge\":16,\"layers\":6,\"batch\":32,"
-     "\"steps\":12000,\"rate\":3e-4,\"warmup\":1000,\"output_scale\":0,\"eval_every\":1000,"
-     "\"eval_items\":2000}"},
+     "{" SNAKES TRACER "\"length\":4096,\"shrink\":2,\"patch\":4,\"merge\":16,\"layers\":8,"
+     "\"rotary_grid\":16,\"rotary_theta\":100,\"batch\":128,\"steps\":12000,\"rate\":2e-4,"
+     "\"warmup\":500,\"weight_decay\":0.1,\"momentum\":0.98,\"output_scale\":0,"
+     "\"eval_every\":1000,\"eval_items\":4000}"},
     {"lm/53m", "language model, sizes of the H-Transformer-1D paper's smaller one",
      "{" LM PAPER "\"width\":512,\"hidden\":2048}"},
     {"lm/144m", "language model, sizes of the paper's larger one",
@@ -380,6 +381,9 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
           "hide must be below 1, got %g", c->hide);
     CHECK(ctx, c->task != HT_TASK_DENOISE || c->hide > 0 || c->causal, HT_INVALID,
           "hide 0 guesses each next token, which only a causal model does not see: set causal 1");
+    CHECK(ctx, c->rotary_grid == 0 || (c->rotary == HT_ROTARY_ALL && !language), HT_INVALID,
+          "rotary_grid %lld needs rotary all and a task other than language, got rotary %s",
+          (long long)c->rotary_grid, ht_config_choice("rotary", (int)c->rotary));
     CHECK(ctx, c->relative_slope == 0 || c->relative_bias, HT_INVALID,
           "relative_slope %g needs relative_bias 1; without a bias set relative_slope 0",
           c->relative_slope);
@@ -392,6 +396,9 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     TRY(check_merge(ctx, c));
     CHECK(ctx, c->patch == 1 || c->format == HT_FORMAT_IMAGES || c->format == HT_FORMAT_PATHFINDER,
           HT_INVALID, "patch %lld is for images, got format %s", (long long)c->patch,
+          ht_config_choice("format", (int)c->format));
+    CHECK(ctx, c->shrink == 1 || c->format == HT_FORMAT_IMAGES || c->format == HT_FORMAT_PATHFINDER,
+          HT_INVALID, "shrink %lld is for images, got format %s", (long long)c->shrink,
           ht_config_choice("format", (int)c->format));
     CHECK(ctx, !c->tied || c->output_scale == 1, HT_INVALID,
           "output_scale %g is for a last layer of its own: with tied 1 it must be 1",

@@ -135,8 +135,13 @@ static double sinusoid(int64_t t, int64_t column, int64_t width) {
     return column % 2 ? cos(angle) : sin(angle);
 }
 
+/* Cosine or sine (odd k) of row t's angle. In a grid pairs of columns turn by the place in the line
+ * and by the line in turns, and two such pairs have one rate. */
 static double turn(int64_t t, int64_t k, const ht_config *c) {
-    double angle = (double)t * pow(c->rotary_theta, -(double)(k / 2 * 2) / (double)HTI_HEAD_DIM);
+    int64_t grid = c->rotary_grid, pair = k / 2;
+    double rate =
+        pow(c->rotary_theta, -2.0 * (double)(grid ? pair / 2 * 2 : pair) / (double)HTI_HEAD_DIM);
+    double angle = (double)(!grid ? t : pair % 2 ? t / grid : t % grid) * rate;
     return k % 2 ? sin(angle) : cos(angle);
 }
 

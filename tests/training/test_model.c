@@ -161,6 +161,59 @@ static void slopes(void **state) {
     ht_model_destroy(model);
 }
 
+/* Two tokens in a picture of 4 x 4 rows, the rest masked: where they lie decides, as seen from each
+ * other, and with lines a step to the right is not one to the next line's beginning. */
+static void check_places(int64_t grid, const float *of) {
+    enum { CLASSES = 2 };
+    static const struct {
+        int a, b, differ;
+    } cases[] = {{0, 2, 0}, {3, 4, 0}, {0, 1, 1}, {0, 3, -1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double most = 0;
+        for (int c = 0; c < CLASSES; c++)
+            most = fmax(most, fabs((double)of[cases[i].a * CLASSES + c] -
+                                   (double)of[cases[i].b * CLASSES + c]));
+        int differ = cases[i].differ < 0 ? 1 : grid ? cases[i].differ : 0;
+        if (differ)
+            assert_true(most > 1e-4);
+        else
+            assert_true(most < 1e-6);
+    }
+}
+
+static void grid(void **state) {
+    enum { PLACES = 5, ROWS = 16 };
+    static const int pairs[PLACES][2] = {{0, 1}, {3, 4}, {6, 7}, {0, 4}, {11, 15}};
+    int32_t tokens[PLACES * ROWS] = {0}, starts[PLACES + 1] = {0};
+    float out[PLACES * 2];
+    ht_batch b = HT_BATCH_INIT;
+    ht_config config = HT_CONFIG_INIT;
+    (void)state;
+    for (int i = 0; i < PLACES; i++) {
+        tokens[i * ROWS + pairs[i][0]] = 1, tokens[i * ROWS + pairs[i][1]] = 2;
+        starts[i + 1] = (i + 1) * ROWS;
+    }
+    b.sequences = PLACES, b.tokens = tokens, b.cu_seqlens = starts;
+    OK(ref, ht_config_preset(ref, &config, NULL));
+    OK(ref, ht_config_read_json(ref, &config,
+                                "{\"dtype\":\"f64\",\"layers\":2,\"width\":8,\"heads\":2,"
+                                "\"vocab\":3,\"length\":16,\"batch\":5,\"attention\":\"full\","
+                                "\"pool\":\"mean\",\"sinusoidal\":0,\"rotary_grid\":4}"));
+    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID,
+            "rotary_grid 4 needs rotary all and a task other than language, got rotary none");
+    config.rotary = HT_ROTARY_ALL;
+    for (config.rotary_grid = 0; config.rotary_grid <= 4; config.rotary_grid += 4) {
+        ht_model *model;
+        ht_trainer *trainer;
+        OK(ref, ht_model_create(&model, ref, &config));
+        OK(ref, ht_trainer_create(&trainer, model, NULL));
+        OK(ref, ht_trainer_predict(trainer, &b, out));
+        check_places(config.rotary_grid, out);
+        ht_trainer_destroy(trainer);
+        ht_model_destroy(model);
+    }
+}
+
 /* ---- gradients ---- */
 
 /* Every test model starts from this, then changes something. */
@@ -185,6 +238,7 @@ static const char *const models[] = {
     "{" SMALL "\"sinusoidal\":0}",
     "{" SMALL "\"sinusoidal\":0,\"learned\":1}",
     "{" SMALL "\"sinusoidal\":0,\"rotary\":\"all\"}",
+    "{" SMALL "\"sinusoidal\":0,\"rotary\":\"all\",\"rotary_grid\":5}",
     "{" SMALL "\"sinusoidal\":0,\"rotary\":\"level0\"}",
     "{" SMALL "\"sinusoidal\":0,\"relative_bias\":1}",
     "{" SMALL DROP
@@ -454,6 +508,7 @@ int main(void) {
     tests[n++] = (struct CMUnitTest){"waves", waves, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"output scale", output_scale, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"slopes", slopes, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"grid", grid, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"hidden", hidden, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"reads on", reads_on, NULL, NULL, NULL};
     for (int i = 0; i < MODELS; i++) {

@@ -205,7 +205,7 @@ static void files_are_memory(void **state) {
     ht_set_desc desc = HT_SET_DESC_INIT;
     ht_set_info info = HT_SET_INFO_INIT;
     ht_config config = HT_CONFIG_INIT;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         const char *preset = i == 1 ? "lra/listops" : "lra/pathfinder";
         desc.task = preset + 4;
         desc.folder = training_folder;
@@ -215,7 +215,8 @@ static void files_are_memory(void **state) {
         assert_true(info.sum[1] != info.sum[2]);
         OK(cpu, ht_config_preset(cpu, &config, preset));
         config.train_items = 40, config.valid_items = 20, config.data_seed = 5, config.batch = 40;
-        config.patch = i == 2 ? 4 : 1;
+        config.patch = i >= 2 ? 4 : 1;
+        if (i == 3) config.shrink = 4, config.length = 64;
         char name[64]; /* compressed, if this build can do that */
         struct stat about;
         snprintf(name, sizeof name, "%s-train.%s.zst", desc.task, i == 1 ? "tsv" : "images");
@@ -477,6 +478,45 @@ static void squares(void **state) {
                 "Pathfinder: images of 32 x 32 pixels have no squares of patch 5");
 }
 
+/* 4 x 6 pixels of which every second one of every second line is left, the brightest around. */
+static void shrunk(void **state) {
+    (void)state;
+    ht_config config = training_config(
+        cpu, "{\"format\":\"images\",\"vocab\":256,\"length\":6,\"batch\":8,\"shrink\":2}");
+    static const int32_t wide[] = {99, 9, 11, 19, 98, 23}, square[] = {9, 3, 2, 7};
+    static const uint8_t pixels[17] = {1, 9, 9, 0, 0, 3, 8, 3, 3, 2, 2, 1, 0, 0, 1, 7, 2};
+    uint8_t file[32 + 25] = {'h', 't', 'i', 'm', 'a', 'g', 'e', 's', 1, 0, 0, 0, 4, 0, 0, 0,
+                             6,   0,   0,   0,   2,   0,   0,   0,   1, 0, 0, 0, 0, 0, 0, 0};
+    ht_batch b = HT_BATCH_INIT;
+    for (int i = 0; i < 24; i++) file[33 + i] = (uint8_t)i;
+    file[33 + 1] = 99, file[33 + 14] = 98;
+    write_bytes("a.images", file, sizeof file);
+    ht_data *data = open_data(&config, training_path("a.images"), NULL);
+    OK(cpu, ht_data_next(data, &b));
+    assert_int_equal(b.cu_seqlens[1], 6);
+    assert_memory_equal(b.tokens, wide, sizeof wide);
+    ht_data_close(data);
+    config.length = 5;
+    refuse_data(&config, training_path("a.images"), NULL, "images of 24 pixels, but length is 5");
+    config.length = 6, config.shrink = 4;
+    refuse_data(&config, training_path("a.images"), NULL,
+                "a.images: images of 4 x 6 pixels have no squares of shrink 4");
+    config.shrink = 2, config.patch = 2;
+    refuse_data(&config, training_path("a.images"), NULL,
+                "a.images: images of 2 x 3 pixels have no squares of patch 2");
+    config.length = 4; /* without a header: a label and 4 x 4 pixels */
+    write_bytes("b.images", pixels, sizeof pixels);
+    data = open_data(&config, training_path("b.images"), NULL);
+    OK(cpu, ht_data_next(data, &b));
+    assert_int_equal(b.targets[0], 1);
+    assert_memory_equal(b.tokens, square, sizeof square);
+    ht_data_close(data);
+    OK(cpu, ht_config_preset(cpu, &config, "lra/text"));
+    config.shrink = 2;
+    REFUSED(cpu, ht_config_check(cpu, &config), HT_INVALID,
+            "shrink 2 is for images, got format tsv");
+}
+
 static void check_pairs(ht_data *data) {
     ht_batch b = HT_BATCH_INIT;
     static const int32_t tokens[] = {'a' + 1, 'a' + 1, 'b' + 1, 'b' + 1, 'c' + 1, 'a' + 1, 'a' + 1};
@@ -577,8 +617,8 @@ int main(void) {
         cmocka_unit_test(threads),       cmocka_unit_test(files_are_memory),
         cmocka_unit_test(listops_files), cmocka_unit_test(reviews),
         cmocka_unit_test(cifar10),       cmocka_unit_test(images),
-        cmocka_unit_test(squares),       cmocka_unit_test(papers),
-        cmocka_unit_test(arguments),
+        cmocka_unit_test(squares),       cmocka_unit_test(shrunk),
+        cmocka_unit_test(papers),        cmocka_unit_test(arguments),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
