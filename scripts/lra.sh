@@ -156,7 +156,7 @@ tuned() {
     pathfinder)
         steps=30000 batch=256 args="$tidy --optimizer muon --pool max --head_hidden 0 --block 32"
         args="$args --embed_std 0.3 --embed_waves 2 --rate 4e-3 --warmup 500 --dropout 0"
-        args="$args --eval_every 3000 --eval_items 4000" ;;
+        args="$args --eval_every 3000 --eval_items 4000 --mask_zero 1" ;;
     esac
 }
 

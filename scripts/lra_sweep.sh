@@ -4,7 +4,7 @@
 # other pooling and reach of heads, and what Muon makes of them (muon-...); images in squares. One
 # line of JSON per run into results/sweeps.jsonl. They validate; no test set is looked at.
 # scripts/lra_sweep.sh image|pathfinder|embeddings|text|muon-image|muon-pathfinder|muon-listops|
-#     squares|pathfinder-2021|pathfinder-fine|pathx...
+#     squares|squares-grid|pathfinder-2021|pathfinder-fine|pathfinder-black|pathx|pathx-half...
 #
 # Variables, all optional: HT_DEVICE, HT, CIFAR10, IMDB (folders that data import wrote),
 # PATHFINDER, PATHX, LISTOPS (those that data make wrote), RUNS, RESULTS, STEPS, COMMIT; GUESS:
@@ -150,6 +150,17 @@ squares() {
         --eval_every 1500
 }
 
+# what made best/pathx learn, on Pathfinder: rotary positions in a grid, and a gentle start
+grid_squares() {
+    set -- --preset best/pathfinder --dtype bf16 --steps 12000 --eval_every 500 --rotary_grid 16 \
+        --rotary_theta 100
+    try squares-grid-guess "$@" --task denoise --rate 2e-3 --warmup 300 --weight_decay 0.05 \
+        --hide 0.6 --hide_run 8 --output_scale 1 --steps 4000 --eval_every 2000
+    try squares-grid "$@" --init "$RUNS/squares-grid-guess"
+    try squares-grid-gentle "$@" --init "$RUNS/squares-grid-guess" --momentum 0.98 --rate 2e-4 \
+        --output_scale 0 --weight_decay 0.1
+}
+
 # the run of docs/lra.md with more decay, and with queries that see the pixel above
 fine_pathfinder() {
     set -- --preset lra/pathfinder --dtype bf16 --optimizer muon --attention_dropout 0 --dropout 0 \
@@ -159,6 +170,24 @@ fine_pathfinder() {
     set -- "$@" --query fine --block 64 --relative_bias 1 --relative_slope 0.5
     try pathfinder-fine-4-heads "$@" --weight_decay 0.1
     try pathfinder-fine-1-head "$@" --weight_decay 0.05 --heads 1 --steps 12000
+}
+
+# the run of docs/lra.md, in which black pixels are padding, with one thing or another changed
+black_pathfinder() {
+    set -- --preset lra/pathfinder --dtype bf16 --optimizer muon --attention_dropout 0 --dropout 0 \
+        --pool max --head_hidden 0 --rate 4e-3 --warmup 500 --decay matrices --clip 1 --batch 256 \
+        --embed_waves 2 --embed_std 0.3 --block 32 --eval_every 3000 --eval_items 4000 \
+        --mask_zero 1 --steps 15000
+    gentle="--rate 1.5e-3 --momentum 0.98 --output_scale 0"
+    try pathfinder-black-dropout "$@" --dropout 0.1
+    try pathfinder-black-decay "$@" --weight_decay 0.1
+    try pathfinder-black-block-16 "$@" --block 16 --steps 30000
+    try pathfinder-black-block-128 "$@" --block 128
+    # shellcheck disable=SC2086 # flags are words
+    try pathfinder-black-block-128-gentle "$@" --block 128 $gentle
+    # shellcheck disable=SC2086 # flags are words
+    try pathfinder-black-fine-1-head "$@" --block 64 --heads 1 --query fine --sinusoidal 0 \
+        --rotary all --relative_bias 1 --relative_slope 0.5 $gentle --steps 12000
 }
 
 # the benchmark's sizes of spring 2021
@@ -171,8 +200,11 @@ one_layer() {
     try pathfinder-2021-dropout "$@" --dropout 0.1 --weight_decay 0.01
 }
 
+# every pixel, the model that did not learn it
 pathx() {
-    set -- --preset best/pathx --dtype bf16
+    set -- --preset best/pathx --dtype bf16 --length 16384 --shrink 1 --layers 6 --rotary_grid 0 \
+        --rotary_theta 10000 --batch 32 --rate 3e-4 --warmup 1000 --weight_decay 0.5 \
+        --momentum 0.95 --eval_items 2000
     try pathx-squares-guess "$@" --task denoise --rate 2e-3 --warmup 300 --weight_decay 0.05 \
         --hide 0.6 --hide_run 32 --output_scale 1 --steps 3000 --eval_every 1500 --eval_items 300
     try pathx-squares "$@" --init "$RUNS/pathx-squares-guess"
@@ -197,6 +229,26 @@ pathx() {
         --weight_decay 0.1 --rate 3e-4
 }
 
+# smaller images: what best/pathx is when it has less, or starts less gently
+half_pathx() {
+    set -- --preset best/pathx --dtype bf16 --rate 5e-4 --weight_decay 0.5 --momentum 0.95 \
+        --output_scale 1 --eval_every 500
+    guess="--task denoise --rate 2e-3 --warmup 300 --weight_decay 0.05 --hide 0.6 --steps 4000"
+    guess="$guess --eval_every 2000"
+    # shellcheck disable=SC2086 # flags are words
+    try pathx-half-guess "$@" $guess --hide_run 32
+    try pathx-half-fast "$@" --init "$RUNS/pathx-half-guess" --momentum 0.98
+    try pathx-half-black "$@" --init "$RUNS/pathx-half-guess" --mask_zero 1
+    set -- "$@" --rotary_grid 0 --rotary_theta 10000
+    # shellcheck disable=SC2086 # flags are words
+    try pathx-half-line-guess "$@" $guess --hide_run 32
+    try pathx-half-line "$@" --init "$RUNS/pathx-half-line-guess"
+    set -- "$@" --length 1024 --shrink 4 --patch 2 --merge 4
+    # shellcheck disable=SC2086 # flags are words
+    try pathx-quarter-guess "$@" $guess --hide_run 8
+    try pathx-quarter "$@" --init "$RUNS/pathx-quarter-guess"
+}
+
 muon_listops() {
     set -- --preset best/listops --dtype bf16 --optimizer muon --dropout 0
     try muon-listops-next "$@" --task denoise --hide 0 --rate 2e-3 --warmup 200 \
@@ -209,14 +261,16 @@ muon_listops() {
 for what in "$@"; do
     case $what in
     image | embeddings | muon-image) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10 images) ;;
-    pathfinder | muon-pathfinder | squares | pathfinder-2021 | pathfinder-fine)
+    pathfinder | muon-pathfinder | squares | squares-grid | pathfinder-2021 | pathfinder-fine | \
+        pathfinder-black)
         data=$(set_of "${PATHFINDER:-data/lra/pathfinder}" pathfinder images) ;;
-    pathx) data=$(set_of "${PATHX:-data/lra/pathx}" pathx images) ;;
+    pathx | pathx-half) data=$(set_of "${PATHX:-data/lra/pathx}" pathx images) ;;
     muon-listops) data=$(set_of "${LISTOPS:-data/lra/listops}" listops tsv) ;;
     text) data=$(set_of "${IMDB:-data/lra/imdb}" imdb tsv) ;;
     *)
         fail "there is no sweep '$what', but image pathfinder embeddings text muon-image" \
-            "muon-pathfinder muon-listops squares pathfinder-2021 pathfinder-fine pathx" ;;
+            "muon-pathfinder muon-listops squares squares-grid pathfinder-2021 pathfinder-fine" \
+            "pathfinder-black pathx pathx-half" ;;
     esac
     case $what in
     embeddings) embeddings ;;
@@ -227,7 +281,10 @@ for what in "$@"; do
     squares) squares ;;
     pathfinder-2021) one_layer ;;
     pathfinder-fine) fine_pathfinder ;;
+    pathfinder-black) black_pathfinder ;;
+    squares-grid) grid_squares ;;
     pathx) pathx ;;
+    pathx-half) half_pathx ;;
     image) blocks image best/image 0.1 ;;
     *) blocks pathfinder best/pathfinder 0.05 ;;
     esac
