@@ -74,8 +74,9 @@ static ht_status find_records(const ht_data *d, records *r, const char *bytes, s
     if (count >= sizeof magic && memcmp(bytes, magic, sizeof magic) == 0) {
         TRY(read_header(d->ctx, r, (const unsigned char *)bytes, count));
         CHECK(d->ctx, r->pixels / area <= length, HT_FORMAT,
-              "%s has images of %llu pixels, but length is %llu", r->name,
-              (unsigned long long)r->pixels, (unsigned long long)length);
+              "%s has images of %llu pixels, but length is %llu and shrink %lld", r->name,
+              (unsigned long long)r->pixels, (unsigned long long)length,
+              (long long)d->config.shrink);
         return HT_OK;
     }
     r->at = (const unsigned char *)bytes;

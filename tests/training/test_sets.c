@@ -497,7 +497,8 @@ static void shrunk(void **state) {
     assert_memory_equal(b.tokens, wide, sizeof wide);
     ht_data_close(data);
     config.length = 5;
-    refuse_data(&config, training_path("a.images"), NULL, "images of 24 pixels, but length is 5");
+    refuse_data(&config, training_path("a.images"), NULL,
+                "images of 24 pixels, but length is 5 and shrink 2");
     config.length = 6, config.shrink = 4;
     refuse_data(&config, training_path("a.images"), NULL,
                 "a.images: images of 4 x 6 pixels have no squares of shrink 4");
