@@ -3,10 +3,10 @@
 #
 #     build/        as users build it, with CUDA if nvcc is there          all tests
 #     build-asan/   gcc, address and undefined-behaviour sanitizers        all tests, of cases
-#                   that take long every third (HT_TEST_THIN), but for the reference kernels at
+#                   that take long every fifth (HT_TEST_THIN), but for the reference kernels at
 #                   great lengths, where their job is to be compared with
 #     build-tsan/   clang, thread sanitizer, LLVM's OpenMP                 those with many threads,
-#                   every third case likewise
+#                   every fifth case likewise
 #
 # Installs what is missing first (Debian, Ubuntu). The last line counts the tests of all builds:
 # `N passed, N failed, N skipped`; the exit status is 0 only if some passed and none failed.
@@ -75,7 +75,7 @@ export OMP_WAIT_POLICY=passive
 run_under=""
 say_cuda
 build_in build && test_in build
-export HT_TEST_THIN=3
+export HT_TEST_THIN=5
 build_in build-asan -DCMAKE_C_COMPILER=gcc -DHT_CUDA=OFF -DHT_SANITIZE=address,undefined &&
     test_in build-asan -E '^long/cpu:ref$'
 
