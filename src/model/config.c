@@ -382,8 +382,9 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     CHECK(ctx, c->task != HT_TASK_DENOISE || c->hide > 0 || c->causal, HT_INVALID,
           "hide 0 guesses each next token, which only a causal model does not see: set causal 1");
     CHECK(ctx, c->rotary_grid == 0 || (c->rotary == HT_ROTARY_ALL && !language), HT_INVALID,
-          "rotary_grid %lld needs rotary all and a task other than language, got rotary %s",
-          (long long)c->rotary_grid, ht_config_choice("rotary", (int)c->rotary));
+          "rotary_grid %lld needs rotary all and no language model, got rotary %s, task %s",
+          (long long)c->rotary_grid, ht_config_choice("rotary", (int)c->rotary),
+          ht_config_choice("task", (int)c->task));
     CHECK(ctx, c->relative_slope == 0 || c->relative_bias, HT_INVALID,
           "relative_slope %g needs relative_bias 1; without a bias set relative_slope 0",
           c->relative_slope);

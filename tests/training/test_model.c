@@ -200,8 +200,10 @@ static void grid(void **state) {
                                 "\"vocab\":3,\"length\":16,\"batch\":5,\"attention\":\"full\","
                                 "\"pool\":\"mean\",\"sinusoidal\":0,\"rotary_grid\":4}"));
     REFUSED(ref, ht_config_check(ref, &config), HT_INVALID,
-            "rotary_grid 4 needs rotary all and a task other than language, got rotary none");
-    config.rotary = HT_ROTARY_ALL;
+            "rotary_grid 4 needs rotary all and no language model, got rotary none, task classify");
+    config.rotary = HT_ROTARY_ALL, config.task = HT_TASK_LANGUAGE;
+    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID, "got rotary all, task language");
+    config.task = HT_TASK_CLASSIFY;
     for (config.rotary_grid = 0; config.rotary_grid <= 4; config.rotary_grid += 4) {
         ht_model *model;
         ht_trainer *trainer;

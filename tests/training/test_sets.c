@@ -478,7 +478,8 @@ static void squares(void **state) {
                 "Pathfinder: images of 32 x 32 pixels have no squares of patch 5");
 }
 
-/* 4 x 6 pixels of which every second one of every second line is left, the brightest around. */
+/* 4 x 6 pixels in squares of 2 x 2, of each the brightest; then cut into squares of what is left.
+ */
 static void shrunk(void **state) {
     (void)state;
     ht_config config = training_config(
