@@ -18,7 +18,7 @@
 #   IMDB, CIFAR10, AAN   folders of the official files, or of those that data import writes
 #   LISTOPS, PATHFINDER, PATHX   likewise; without them these sets are made
 #   ITEMS       made sets: items to train on, an eighth each for validation and test
-#   FRESH       20000: ListOps, Pathfinder: items made anew for one more test; 0: none
+#   FRESH       20000: ListOps, Pathfinder, Path-X: items made anew for one more test; 0: none
 #   TEST_ITEMS  to try things out: no more than about so many items of valid and test
 #   LIMIT       seconds of training; a run that needs more is saved, and goes on in the next call
 #   COMMIT      what is written as the commit where there is no git
@@ -263,7 +263,7 @@ one() {
     else on_valid=$(evaluate "$run" --data "$train" --holdout 0.1 --part valid); fi
     on_test=$(evaluate "$run" --data "$test")
     fresh=
-    case $task in listops | pathfinder)
+    case $task in listops | pathfinder | pathx)
         if [ "$FRESH" -gt 0 ]; then
             on_fresh=$(evaluate "$run" --fresh "$FRESH")
             fresh=$(printf ', "fresh_items": %s, "fresh_accuracy": %s, "fresh_error": %s' \
