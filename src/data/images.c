@@ -2,8 +2,8 @@
  * Images of one grey byte per pixel: a token is the pixel itself, row after row, or with `patch`
  * square after square and row after row in each. With `shrink` the image is made smaller first; the
  * configuration's length is that of what is left. Files of images have a header; without one they
- * are records of a label and `length` pixels, or CIFAR-10's binary batches (label, 1,024 red, green
- * and blue), which become grey as TensorFlow makes them.
+ * are records of a label and as many pixels as give `length`, or CIFAR-10's binary batches (label,
+ * 1,024 red, green and blue), which become grey as TensorFlow makes them.
  */
 #include <string.h>
 
@@ -68,19 +68,23 @@ static int64_t side_of(int64_t pixels) {
     return side * side == pixels ? side : 1;
 }
 
+/* Pixels of an image that become one token. */
+static uint64_t area_of(const ht_data *d) {
+    return (uint64_t)(d->config.shrink * d->config.shrink);
+}
+
 static ht_status find_records(const ht_data *d, records *r, const char *bytes, size_t count) {
-    uint64_t length = (uint64_t)d->config.length,
-             area = (uint64_t)(d->config.shrink * d->config.shrink);
+    uint64_t length = (uint64_t)d->config.length;
     if (count >= sizeof magic && memcmp(bytes, magic, sizeof magic) == 0) {
         TRY(read_header(d->ctx, r, (const unsigned char *)bytes, count));
-        CHECK(d->ctx, r->pixels / area <= length, HT_FORMAT,
+        CHECK(d->ctx, r->pixels / area_of(d) <= length, HT_FORMAT,
               "%s has images of %llu pixels, but length is %llu and shrink %lld", r->name,
               (unsigned long long)r->pixels, (unsigned long long)length,
               (long long)d->config.shrink);
         return HT_OK;
     }
     r->at = (const unsigned char *)bytes;
-    r->pixels = length * area;
+    r->pixels = length * area_of(d);
     r->colour =
         r->pixels == CIFAR_PIXELS && count % CIFAR_RECORD == 0 && count % (r->pixels + 1) != 0;
     r->height = side_of((int64_t)r->pixels), r->width = (int64_t)r->pixels / r->height;
@@ -139,16 +143,12 @@ static uint8_t grey(uint8_t red, uint8_t green, uint8_t blue) {
     return (uint8_t)(sum * 255.5f);
 }
 
-static size_t tokens_of(const ht_data *d, const records *r) {
-    return r->pixels / (size_t)(d->config.shrink * d->config.shrink);
-}
-
 static ht_status add_image(ht_data *d, const records *r, uint64_t number) {
     const unsigned char *from = r->at + number * r->bytes;
     CHECK(d->ctx, from[0] < d->config.classes, HT_FORMAT,
           "%s: record %llu has label %d: classes is %lld", r->name, (unsigned long long)number + 1,
           from[0], (long long)d->config.classes);
-    size_t tokens = tokens_of(d, r);
+    uint64_t tokens = r->pixels / area_of(d);
     TRY(hti_buffer_need(&d->tokens, tokens));
     uint8_t *to = (uint8_t *)d->tokens.data + d->tokens.used;
     const uint8_t *pixels = from + 1;
@@ -174,15 +174,15 @@ static ht_status read_file(void *user, const char *name, const char *bytes, size
     records from = {.name = name};
     TRY(find_records(d, &from, bytes, count));
     TRY(check_squares(d, name, from.height, from.width));
-    if (r->desc->holdout == 0) TRY(hti_buffer_need(&d->tokens, from.count * tokens_of(d, &from)));
+    uint64_t tokens = from.pixels / area_of(d);
+    if (r->desc->holdout == 0) TRY(hti_buffer_need(&d->tokens, from.count * tokens));
     for (uint64_t i = 0; i < from.count; i++) {
         if (r->desc->holdout > 0 &&
             hti_held_out(r->seen++, r->desc->holdout) != (r->desc->part == HT_PART_VALID))
             continue;
         TRY(add_image(d, &from, i));
     }
-    int64_t tokens = (int64_t)tokens_of(d, &from);
-    if (tokens > d->longest) d->longest = tokens;
+    if ((int64_t)tokens > d->longest) d->longest = (int64_t)tokens;
     return HT_OK;
 }
 
@@ -228,12 +228,13 @@ static ht_status make_all(ht_data *d, const hti_pathfinder *p, int part, int64_t
 
 ht_status hti_images_make(ht_data *d, const ht_data_desc *desc) {
     const ht_config *c = &d->config;
-    int64_t side = side_of(c->length) * c->shrink, pixels = c->length * c->shrink * c->shrink,
+    int64_t side = side_of(c->length) * c->shrink, pixels = c->length * (int64_t)area_of(d),
             count = desc->part == HT_PART_TRAIN ? c->train_items : c->valid_items;
     hti_pathfinder *p;
     TRY(check(d));
     CHECK(d->ctx, pixels == 32 * 32 || pixels == 128 * 128, HT_INVALID,
-          "Pathfinder images have a length of 1024 or 16384 pixels, got %lld", (long long)pixels);
+          "Pathfinder images have 1024 or 16384 pixels, got %lld (length %lld, shrink %lld)",
+          (long long)pixels, (long long)c->length, (long long)c->shrink);
     TRY(check_squares(d, "Pathfinder", side, side));
     TRY(hti_pathfinder_create(&p, d->ctx, (int)side, (int)c->distractors));
     ht_status status = hti_buffer_need(&d->tokens, (size_t)(c->length * count));

@@ -364,6 +364,15 @@ static ht_status check_merge(ht_context *ctx, const ht_config *c) {
     return HT_OK;
 }
 
+/* A key that images alone have; 1 says nothing. */
+static ht_status check_images(ht_context *ctx, const ht_config *c, const char *name,
+                              int64_t value) {
+    int images = c->format == HT_FORMAT_IMAGES || c->format == HT_FORMAT_PATHFINDER;
+    CHECK(ctx, value == 1 || images, HT_INVALID, "%s %lld is for images, got format %s", name,
+          (long long)value, ht_config_choice("format", (int)c->format));
+    return HT_OK;
+}
+
 static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     int language = c->task == HT_TASK_LANGUAGE;
     int64_t rows;
@@ -395,12 +404,8 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     CHECK(ctx, c->task != HT_TASK_PAIRS || c->pair_features != 3, HT_INVALID,
           "pair_features must be 2 or 4, got 3");
     TRY(check_merge(ctx, c));
-    CHECK(ctx, c->patch == 1 || c->format == HT_FORMAT_IMAGES || c->format == HT_FORMAT_PATHFINDER,
-          HT_INVALID, "patch %lld is for images, got format %s", (long long)c->patch,
-          ht_config_choice("format", (int)c->format));
-    CHECK(ctx, c->shrink == 1 || c->format == HT_FORMAT_IMAGES || c->format == HT_FORMAT_PATHFINDER,
-          HT_INVALID, "shrink %lld is for images, got format %s", (long long)c->shrink,
-          ht_config_choice("format", (int)c->format));
+    TRY(check_images(ctx, c, "patch", c->patch));
+    TRY(check_images(ctx, c, "shrink", c->shrink));
     CHECK(ctx, !c->tied || c->output_scale == 1, HT_INVALID,
           "output_scale %g is for a last layer of its own: with tied 1 it must be 1",
           c->output_scale);

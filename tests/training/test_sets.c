@@ -611,6 +611,9 @@ static void arguments(void **state) {
     config.length = 1000;
     about.config = &config;
     REFUSED(cpu, ht_data_open(&data, cpu, &about), HT_INVALID, "1024 or 16384 pixels, got 1000");
+    config.length = 1024, config.shrink = 2;
+    REFUSED(cpu, ht_data_open(&data, cpu, &about), HT_INVALID,
+            "1024 or 16384 pixels, got 4096 (length 1024, shrink 2)");
 }
 
 int main(void) {
