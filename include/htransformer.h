@@ -308,6 +308,7 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(CHOICE, pool, 0, 0, 5,                                                                       \
       "cls (default), first, mean, mean_all, last or max: from rows to one vector")                \
     X(INT, sinusoidal, 1, 0, 1, "add sines and cosines of the position")                           \
+    X(REAL, sinusoidal_theta, 10000, 1, 1000000000, "base of the sines' wavelengths")              \
     X(INT, learned, 0, 0, 1, "add a learned vector per position")                                  \
     X(CHOICE, rotary, 0, 0, 2, "none (default), level0 or all: turn queries and keys by position") \
     X(REAL, rotary_theta, 10000, 1, 1000000000, "base of the rotary angles")                       \
@@ -320,13 +321,15 @@ HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer
     X(INT, tied, 0, 0, 1, "language, denoise: the output uses the embedding table")                \
     X(INT, head_hidden, 0, 0, 262144, "hidden size of the classifier's head; 0: one layer")        \
     X(INT, pair_features, 2, 2, 4, "pairs: 2: both vectors; 4: product and distance, too")         \
-    X(INT, mask_zero, 1, 0, 1, "token 0 takes no part in attention (not in language models)")      \
+    X(INT, mask_zero, 1, 0, 2,                                                                     \
+      "token 0 takes no part in attention (not in language models); 2: its rows are left out")     \
     X(INT, causal, 0, 0, 1, "rows see no later ones; language models always do so")                \
     X(REAL, hide, 0.3, 0, 1,                                                                       \
       "denoise: share of the tokens hidden and guessed; 0: each next token")                       \
     X(INT, hide_run, 1, 1, 65536, "denoise: neighbours that are hidden together")                  \
     X(REAL, dropout, 0, 0, 1, "probability, below 1")                                              \
     X(REAL, attention_dropout, 0, 0, 1, "probability, below 1")                                    \
+    X(INT, dropout_after, 0, 0, 1000000000, "steps before dropout, of either kind, sets in")       \
     X(REAL, norm_epsilon, 1e-6, 0, 1, "added to the variance in layer norms")                      \
     X(REAL, embed_std, 0, 0, 100, "deviation of the first embeddings; 0: 1, language 0.02")        \
     X(REAL, embed_waves, 0, 0, 1000000, "tokens that are amounts: waves over them; 0: unrelated")  \

@@ -90,6 +90,24 @@ static void place_rows(hti_net *n, int64_t at, int64_t rows) {
     for (int64_t k = 0; k < rows * merge; k++) n->places_host[at * merge + k] = (int32_t)k;
 }
 
+/* Rows that are masked give way to those behind them, which keep their positions; of a sequence
+ * that has no other its last one stays. Returns how many there are. */
+static int64_t leave_out(hti_net *n, int64_t at, int64_t rows) {
+    int64_t merge = n->c->merge, kept = 0;
+    int32_t *token = n->tokens_host + at * merge, *place = n->places_host + at * merge;
+    uint8_t *mask = n->mask_host + at;
+    for (int64_t r = 0; r < rows; r++) {
+        if (!mask[r] && (kept > 0 || r + 1 < rows)) continue;
+        for (int64_t k = 0; k < merge; k++) {
+            token[kept * merge + k] = token[r * merge + k];
+            place[kept * merge + k] = place[r * merge + k];
+        }
+        n->positions_host[at + kept] = (int32_t)r;
+        mask[kept++] = mask[r];
+    }
+    return kept;
+}
+
 /* Targets of sequence i and of what fills it up to `room` tokens; its first is token `at`. */
 static void stage_targets(hti_net *n, const ht_batch *b, int64_t i, int64_t at, int64_t room) {
     int32_t *token = n->tokens_host + at, *target = n->targets_host + at;
@@ -125,6 +143,7 @@ static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t 
     else if (masked)
         memset(mask, 1, (size_t)rows);
     memset(mask + rows, 0, (size_t)(end - rows));
+    if (c->mask_zero == HTI_LEAVE_OUT) rows = end = leave_out(n, at, rows);
     if (hti_config_by_token(c)) stage_targets(n, b, i, at * c->merge, end * c->merge);
     n->start_host[i] = (int32_t)at;
     n->count_host[i] = (int32_t)rows;
@@ -132,7 +151,8 @@ static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t 
 }
 
 static int pays_to_fix(const hti_net *n, int64_t rows) {
-    return n->fixes && (n->c->pad || rows >= n->max_rows - n->max_rows / 8);
+    return n->fixes && n->c->mask_zero != HTI_LEAVE_OUT &&
+           (n->c->pad || rows >= n->max_rows - n->max_rows / 8);
 }
 
 void hti_batch_stage(hti_net *n, const ht_batch *b) {

@@ -13,6 +13,9 @@ ht_status hti_config_resolve(ht_context *ctx, ht_config *config);
 /* The configuration of a JSON text over the defaults; unknown keys are refused. */
 ht_status hti_config_parse(ht_context *ctx, ht_config *out, const char *json);
 
+/* mask_zero: rows of token 0 are not even there. */
+enum { HTI_LEAVE_OUT = 2 };
+
 /* Is there a prediction for every token, not one for a text? */
 static inline int hti_config_by_token(const ht_config *c) {
     return c->task == HT_TASK_LANGUAGE || c->task == HT_TASK_DENOISE;

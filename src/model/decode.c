@@ -99,7 +99,7 @@ static ht_status fill_turn(ht_generator *g, int64_t at, int64_t first, int64_t c
 static void fill_rates(ht_generator *g) {
     const ht_config *c = &g->model->config;
     for (int64_t k = 0; k < c->width; k++)
-        g->rates[k] = pow(10000, -(double)(k / 2 * 2) / (double)c->width);
+        g->rates[k] = pow(c->sinusoidal_theta, -(double)(k / 2 * 2) / (double)c->width);
     for (int64_t k = 0; k < HTI_HEAD_DIM; k++)
         g->rates[c->width + k] = pow(c->rotary_theta, -(double)(k / 2 * 2) / (double)HTI_HEAD_DIM);
 }

@@ -86,9 +86,13 @@ static ht_status model_mark(const ht_generator *g, uint64_t *out) {
     int64_t from[] = {m->params.model.embed, m->params.model.norm_scale,
                       m->params.layers[c->layers - 1].down};
     int64_t count[] = {c->width * c->vocab, c->width, c->width * c->hidden};
-    double numbers[MOST] = {(double)c->attention, (double)c->query,  (double)c->block,
-                            (double)c->heads,     (double)c->rotary, c->rotary_theta,
-                            (double)c->sinusoidal};
+    double numbers[MOST] = {(double)c->attention,
+                            (double)c->query,
+                            (double)c->block,
+                            (double)c->heads,
+                            (double)c->rotary,
+                            c->rotary_theta,
+                            c->sinusoidal ? c->sinusoidal_theta : 0};
     *out = mix(0xCBF29CE484222325u, numbers, sizeof *numbers * 7);
     for (int i = 0; i < 3; i++) {
         int64_t n = count[i] < MOST ? count[i] : MOST;

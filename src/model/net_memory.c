@@ -129,9 +129,10 @@ static ht_status carve_host(hti_net *n) {
 
 /* ---- constants ---- */
 
-/* Even columns sin(t 10000^(-2i/width)), odd ones the cosine of the same. */
-static double sinusoid(int64_t t, int64_t column, int64_t width) {
-    double angle = (double)t * pow(10000, -(double)(column / 2 * 2) / (double)width);
+/* Even columns sin(t theta^(-2i/width)), odd ones the cosine of the same. */
+static double sinusoid(int64_t t, int64_t column, const ht_config *c) {
+    double angle =
+        (double)t * pow(c->sinusoidal_theta, -(double)(column / 2 * 2) / (double)c->width);
     return column % 2 ? cos(angle) : sin(angle);
 }
 
@@ -159,7 +160,7 @@ static ht_status fill_constants(hti_net *n) {
     if (narrow) status = n->ctx->ops->alloc(n->ctx, &wide, (size_t)count * hti_wide_bytes(dtype));
     for (int64_t t = 0; t < n->max_length && status == HT_OK; t++) {
         if (n->fixed_positions) {
-            for (int64_t k = 0; k < c->width; k++) row[k] = sinusoid(t, k, c->width);
+            for (int64_t k = 0; k < c->width; k++) row[k] = sinusoid(t, k, c);
             status = hti_tensor_write(n->ctx, narrow ? wide : n->fixed_positions, row, dtype,
                                       t * c->width, c->width);
         }

@@ -62,18 +62,13 @@ static ht_status same_model(const ht_trainer *t, const ht_config *c, const hti_r
     const ht_config *m = &t->model->config;
     const struct {
         const char *name;
-        int64_t here, there;
-    } keys[] = {{"task", m->task, c->task},
-                {"attention", m->attention, c->attention},
-                {"query", m->query, c->query},
-                {"block", m->block, c->block},
-                {"heads", m->heads, c->heads},
-                {"pool", m->pool, c->pool},
-                {"rotary", m->rotary, c->rotary},
-                {"sinusoidal", m->sinusoidal, c->sinusoidal},
-                {"causal", m->causal, c->causal},
-                {"mask_zero", m->mask_zero, c->mask_zero},
-                {"rotary_grid", m->rotary_grid, c->rotary_grid}};
+        double here, there;
+    } keys[] = {
+#define KEY(name) {#name, (double)m->name, (double)c->name}
+        KEY(task),   KEY(attention), KEY(query),        KEY(block),      KEY(heads),
+        KEY(pool),   KEY(rotary),    KEY(rotary_theta), KEY(sinusoidal), KEY(sinusoidal_theta),
+        KEY(causal), KEY(mask_zero), KEY(rotary_grid)};
+#undef KEY
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         CHECK(r->ctx, keys[i].here == keys[i].there, HT_INVALID,
               "%s is of another model: its %s differs", r->path, keys[i].name);

@@ -39,6 +39,8 @@ ht_status ht_trainer_read_qkv(ht_trainer *t, const ht_batch *batch, int64_t laye
     CHECK(t->ctx, q && k && v, HT_INVALID, "ht_trainer_read_qkv: q, k or v is NULL");
     CHECK(t->ctx, layer >= 0 && layer < c->layers, HT_INVALID, "layer must be 0 to %lld, got %lld",
           (long long)c->layers - 1, (long long)layer);
+    CHECK(t->ctx, c->mask_zero != HTI_LEAVE_OUT, HT_UNSUPPORTED,
+          "ht_trainer_read_qkv: rows that mask_zero 2 leaves out have no queries and keys");
     TRY(hti_net_load(&t->net, batch));
     TRY(hti_net_layers(&t->net, 0, layer + 1));
     int64_t width = c->inner + 2 * HTI_KV;

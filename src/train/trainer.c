@@ -108,8 +108,10 @@ static ht_status receive(ht_trainer *t, ht_report *r, int64_t tokens) {
 
 /* ---- a step ---- */
 
+static int drops(const ht_trainer *t) { return t->step >= t->config.dropout_after; }
+
 static ht_status run_micro(ht_trainer *t) {
-    TRY(hti_net_forward(&t->net, 1));
+    TRY(hti_net_forward(&t->net, drops(t)));
     return hti_net_backward(&t->net, t->grads);
 }
 
@@ -182,7 +184,7 @@ ht_status hti_step_add(ht_trainer *t, const ht_batch *batch, int64_t count) {
     int64_t targets = t->net.batch_targets;
     CHECK(t->ctx, targets > 0, HT_INVALID, "the batch has no targets to learn from");
     TRY(send(t, 1 / ((double)targets * (double)count), hti_rate(&t->config, t->step)));
-    TRY(run(t, t->net.rows.mask ? HTI_MICRO_MASKED : HTI_MICRO, run_micro));
+    TRY(run(t, HTI_MICRO + (t->net.rows.mask != NULL) + 2 * drops(t), run_micro));
     t->tokens += t->net.batch_tokens;
     t->micro++;
     return HT_OK;

@@ -6,7 +6,8 @@
 
 #include "model/net.h"
 
-enum { HTI_MICRO, HTI_MICRO_MASKED, HTI_UPDATE, HTI_PARTS };
+/* Parts of a step; of a micro-batch there are four: with a mask (+ 1), with dropout (+ 2). */
+enum { HTI_MICRO, HTI_UPDATE = 4, HTI_PARTS };
 
 struct ht_trainer {
     ht_model *model;

@@ -119,10 +119,34 @@ static void other_model(void **state) {
          b = make("{\"layers\":2,\"width\":16,\"heads\":2,\"vocab\":17,\"length\":20,\"batch\":4}");
     OK(cpu, ht_trainer_save(a.trainer, NULL, path));
     REFUSED(cpu, ht_trainer_restore(b.trainer, NULL, path), HT_INVALID, "another model");
+    drop(&b);
+    b = make("{" KEYS ",\"sinusoidal_theta\":9}"); /* the same tensors */
+    REFUSED(cpu, ht_trainer_restore(b.trainer, NULL, path), HT_INVALID, "sinusoidal_theta differs");
     OK(cpu, ht_model_save(a.model, path));
     REFUSED(cpu, ht_trainer_restore(a.trainer, NULL, path), HT_FORMAT, "no training to go on with");
     drop(&a);
     drop(&b);
+}
+
+/* Until dropout sets in the steps are those without it, then those of a run that goes on with it.
+ */
+static void late_dropout(void **state) {
+    pair late = make("{" KEYS ",\"dropout\":0.3,\"attention_dropout\":0.2,\"dropout_after\":2}");
+    pair none = make(TINY), then = make("{" KEYS ",\"dropout\":0.3,\"attention_dropout\":0.2}");
+    ht_report x = HT_REPORT_INIT, y = HT_REPORT_INIT;
+    (void)state;
+    for (uint32_t i = 1; i < 3; i++) {
+        step(&late, i, &x), step(&none, i, &y);
+        assert_memory_equal(&x, &y, sizeof x);
+    }
+    OK(cpu, ht_trainer_save(none.trainer, NULL, path));
+    OK(cpu, ht_trainer_restore(then.trainer, NULL, path));
+    step(&late, 3, &x), step(&then, 3, &y);
+    assert_memory_equal(&x, &y, sizeof x);
+    step(&none, 3, &y);
+    assert_true(x.loss != y.loss);
+    same(late.model, then.model);
+    drop(&late), drop(&none), drop(&then);
 }
 
 /* Muon leaves second moments at zero, by which AdamW would divide. */
@@ -371,6 +395,7 @@ int main(void) {
         cmocka_unit_test_prestate(model_round_trip, wide),
         cmocka_unit_test_prestate(trainer_round_trip, plain),
         cmocka_unit_test_prestate(trainer_round_trip, wide),
+        cmocka_unit_test(late_dropout),
         cmocka_unit_test(other_model),
         cmocka_unit_test(other_optimizer),
         cmocka_unit_test(other_task),

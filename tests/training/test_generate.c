@@ -210,12 +210,12 @@ static void decode_is_full_pass(void **state) {
 
 /* A model made for 64 tokens, on 1,500 of them, is what a model made for more would be. */
 static void beyond_training_length(void **state) {
-    static const char *const positions[] = {"\"rotary\":\"all\"", "\"rotary\":\"level0\"",
-                                            "\"relative_bias\":1", "\"learned\":0",
-                                            "\"sinusoidal\":1"};
+    static const char *const positions[] = {
+        "\"rotary\":\"all\"", "\"rotary\":\"level0\"", "\"relative_bias\":1",
+        "\"learned\":0",      "\"sinusoidal\":1",      "\"sinusoidal\":1,\"sinusoidal_theta\":50"};
     (void)state;
     random_tokens(text, 1500, 41, 4);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         char longer[512], json[512];
         snprintf(longer, sizeof longer, "{" PLAIN "%s}", positions[i]);
         snprintf(json, sizeof json, "{" PLAIN "%s,\"length\":64}", positions[i]);

@@ -274,6 +274,14 @@ static const char *const models[] = {
 };
 enum { MODELS = sizeof models / sizeof *models };
 
+/* Likewise, but they cannot be padded. */
+static const char *const leaving_out[] = {
+    "{" SMALL "\"mask_zero\":2,\"pool\":\"max\"}",
+    "{" SMALL DROP "\"mask_zero\":2,\"pool\":\"cls\",\"learned\":1,\"rotary\":\"all\"}",
+    "{" PAIRS "\"mask_zero\":2,\"merge\":3,\"pool\":\"mean\",\"learned\":1}",
+};
+enum { LEAVING_OUT = sizeof leaving_out / sizeof *leaving_out };
+
 typedef struct setup {
     ht_config config;
     ht_model *model;
@@ -461,6 +469,116 @@ static void hidden(void **state) {
     drop(s);
 }
 
+/* ---- sines of another base, rows left out ---- */
+
+/* The sinusoids are what a learned table of the same numbers would be. */
+static void sines(void **state) {
+    enum { LENGTH = 21, WIDTH = 12 };
+    double table[LENGTH * WIDTH], loss[2];
+    (void)state;
+    for (int i = 0; i < LENGTH * WIDTH; i++) {
+        double angle = i / WIDTH / pow(37, (double)(i % WIDTH / 2) / (WIDTH / 2));
+        table[i] = i % 2 ? cos(angle) : sin(angle);
+    }
+    for (int learned = 0; learned < 2; learned++) {
+        setup *s = make(learned ? "{" SMALL "\"pool\":\"max\",\"sinusoidal\":0,\"learned\":1}"
+                                : "{" SMALL "\"pool\":\"max\",\"sinusoidal_theta\":37}");
+        setup *same = make("{" SMALL "\"pool\":\"max\",\"sinusoidal\":0,\"learned\":1}");
+        for (int64_t i = 0, k = 0; i < ht_model_tensors(same->model); i++) {
+            ht_tensor_info info = HT_TENSOR_INFO_INIT;
+            double x[4096];
+            OK(ref, ht_model_tensor(same->model, i, &info));
+            int positions = strcmp(info.name, "embed.positions.weight") == 0;
+            OK(ref, ht_model_read(same->model, i, x));
+            if (positions && !learned) continue;
+            OK(ref, ht_model_write(s->model, k++, positions ? table : x));
+        }
+        loss[learned] = loss_of(s);
+        drop(s), drop(same);
+    }
+    assert_true(fabs(loss[0] - loss[1]) <= 1e-13);
+}
+
+/* As a text reads without its zeros; one of zeros alone keeps the last. */
+static void without_zeros(random_batch *b) {
+    int32_t at = 0, first = 0;
+    for (int64_t i = 0; i < b->batch.sequences; i++) {
+        int32_t end = b->cu_seqlens[i + 1], begin = at;
+        for (int32_t k = first; k < end; k++)
+            if (b->tokens[k] != 0) b->tokens[at++] = b->tokens[k];
+        if (at == begin) b->tokens[at++] = 0;
+        b->cu_seqlens[i + 1] = at, first = end;
+    }
+}
+
+static ht_report report_of(const char *json, const char *more, int shorten) {
+    char text[512];
+    snprintf(text, sizeof text, "%.*s,%s}", (int)strlen(json) - 1, json, more);
+    setup *s = make(text);
+    ht_report r = HT_REPORT_INIT;
+    static const int32_t ends[] = {0, 21, 26, 46, 59, 60, 77}; /* the second has zeros alone */
+    for (int64_t i = 0; i <= s->batch.batch.sequences; i++) s->batch.cu_seqlens[i] = ends[i];
+    for (int32_t k = 0; k < 77; k++)
+        s->batch.tokens[k] = k % 5 == 2 || k % 7 < 2 || (k >= 21 && k < 26) ? 0 : 1 + k * k % 6;
+    if (shorten) without_zeros(&s->batch);
+    OK(ref, ht_trainer_gradient(s->trainer, &s->batch.batch, &r));
+    drop(s);
+    return r;
+}
+
+/* Rows left out change nothing that rows without a part in the attention do not, where there are no
+ * blocks; with blocks, and without positions, they are as never read. */
+static void left_out(void **state) {
+    static const char *const exact[] = {
+        "{" SMALL "\"attention\":\"full\",\"pool\":\"max\"}",
+        "{" SMALL "\"attention\":\"full\",\"pool\":\"mean\",\"learned\":1,\"rotary\":\"all\"}",
+        "{" SMALL "\"attention\":\"full\",\"pool\":\"cls\"}",
+        "{" SMALL "\"attention\":\"full\",\"pool\":\"mean\",\"merge\":2,\"learned\":1}",
+        "{" PAIRS "\"attention\":\"full\",\"pool\":\"mean\",\"merge\":3,\"rotary\":\"all\"}",
+    };
+    static const char *const blocks[] = {
+        "{" SMALL "\"pool\":\"max\",\"sinusoidal\":0}",
+        "{" SMALL "\"pool\":\"last\",\"sinusoidal\":0}",
+        "{" SMALL "\"pool\":\"mean\",\"sinusoidal\":0,\"relative_bias\":1,\"query\":\"fine\"}",
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof exact / sizeof *exact; i++) {
+        ht_report a = report_of(exact[i], "\"mask_zero\":1", 0);
+        ht_report b = report_of(exact[i], "\"mask_zero\":2", 0);
+        assert_true(fabs(a.loss - b.loss) <= 1e-12 && a.loss > 0.1);
+        assert_true(fabs(a.gradient_norm - b.gradient_norm) <= 1e-11 * a.gradient_norm);
+    }
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+        ht_report a = report_of(blocks[i], "\"mask_zero\":1", 1);
+        ht_report b = report_of(blocks[i], "\"mask_zero\":2", 0);
+        assert_true(a.loss == b.loss && a.gradient_norm == b.gradient_norm);
+        assert_true(a.loss != report_of(blocks[i], "\"mask_zero\":1", 0).loss);
+    }
+}
+
+static void left_out_refused(void **state) {
+    ht_config config = training_config(ref, "{" SMALL "\"pool\":\"mean\"}");
+    ht_model *model;
+    ht_trainer *trainer;
+    random_batch b;
+    float x[4096];
+    (void)state;
+    config.mask_zero = 3;
+    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID, "mask_zero must be 0 to 2, got 3");
+    config.mask_zero = 2, config.pad = 1;
+    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID,
+            "mask_zero 2 leaves rows out: it cannot be had with pad 1, task classify");
+    config.pad = 0, config.task = HT_TASK_DENOISE;
+    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID, "with pad 0, task denoise");
+    config.task = HT_TASK_CLASSIFY;
+    OK(ref, ht_model_create(&model, ref, &config));
+    OK(ref, ht_trainer_create(&trainer, model, NULL));
+    training_batch(&b, &config, 7);
+    REFUSED(ref, ht_trainer_read_qkv(trainer, &b.batch, 0, x, x, x), HT_UNSUPPORTED, "mask_zero 2");
+    ht_trainer_destroy(trainer);
+    ht_model_destroy(model);
+}
+
 /* Logits of the first `rows` tokens as one text. */
 static void logits_of(float *out, setup *s, int32_t rows) {
     int32_t cu_seqlens[2] = {0, rows};
@@ -502,7 +620,7 @@ static void reads_on(void **state) {
 }
 
 int main(void) {
-    enum { MOST = 3 * MODELS + 8 };
+    enum { MOST = 3 * MODELS + LEAVING_OUT + 10 };
     static char names[MOST][32];
     struct CMUnitTest tests[MOST];
     int n = 0;
@@ -513,6 +631,14 @@ int main(void) {
     tests[n++] = (struct CMUnitTest){"grid", grid, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"hidden", hidden, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"reads on", reads_on, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"sines", sines, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"left out", left_out, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"left out refused", left_out_refused, NULL, NULL, NULL};
+    for (int i = 0; i < LEAVING_OUT; i++, n++) {
+        snprintf(names[n], sizeof names[n], "gradients, left out %d", i);
+        tests[n] =
+            (struct CMUnitTest){names[n], gradients, NULL, NULL, (void *)(uintptr_t)leaving_out[i]};
+    }
     for (int i = 0; i < MODELS; i++) {
         static const struct {
             const char *name;

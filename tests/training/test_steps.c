@@ -30,6 +30,9 @@ static const char *const kinds[] = {
     "{" COMMON ",\"attention_dropout\":0.1,\"inner\":16,\"pool\":\"mean\",\"learned\":1}",
     "{" COMMON ",\"merge\":4,\"pool\":\"max\",\"learned\":1,\"rotary\":\"all\"}",
     "{" COMMON ",\"merge\":2,\"task\":\"denoise\",\"pool\":\"mean\"}",
+    "{" COMMON ",\"attention_dropout\":0.1,\"dropout_after\":5}",
+    "{" COMMON ",\"mask_zero\":2,\"pad\":0,\"pool\":\"max\",\"sinusoidal_theta\":50}",
+    "{" COMMON ",\"mask_zero\":2,\"pad\":0,\"merge\":2,\"pool\":\"mean\",\"learned\":1}",
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
