@@ -300,7 +300,7 @@ void cases_tiles(case_list *list, ht_dtype dtype) {
             c.head_dim = c.value_dim = dims[(o + w + i / COUNT(tile_options)) % COUNT(dims)];
             int64_t most = c.block <= 32 ? 9 : c.block <= 64 ? 5 : 3;
             c.length = c.block * (2 + (int64_t)(o + w) % most) + (int64_t)(5 * o + 3 * w) % 16;
-            if (c.kind != HT_FULL) add_if_allowed(list, c);
+            add_if_allowed(list, c);
         }
     }
 }

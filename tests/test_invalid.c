@@ -312,7 +312,8 @@ static void plan_kernels(void **state) {
         {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_BF16, 24, 16, 0, "generic", "generic"},
         {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_F32, 64, 16, 0, "generic", "generic"},
         {HT_FULL, HT_QUERY_MEAN, HT_BF16, 64, 16, 0, "full", "full"},
-        {HT_FULL, HT_QUERY_MEAN, HT_BF16, 64, 16, 1, "generic", "generic"},
+        {HT_FULL, HT_QUERY_MEAN, HT_BF16, 64, 16, 1, "full", "full"},
+        {HT_FULL, HT_QUERY_MEAN, HT_BF16, 64, 130, 1, "generic", "generic"},
     };
     int cuda = strncmp(ht_context_device(ctx), "cuda", 4) == 0;
     for (size_t i = 0; i < COUNT(cases); i++) {

@@ -112,7 +112,10 @@ static size_t layout_backward(hti_cuda_args *a, void *base, int has_bias) {
     if (has_bias) {
         int64_t parts = a->rows / a->block;
         a->bias_parts = (int)(parts < 1 ? 1 : parts < 256 ? parts : 256);
-        a->bias_part = c.take<float>((int64_t)a->bias_parts * a->q_heads * (4 * a->block - 1));
+        /* kind full on tensor cores: one for each thread block, of 64 queries or more */
+        int64_t most = a->rows / 64 + a->sequences + 1;
+        if (a->kind != HT_FULL || most < a->bias_parts) most = a->bias_parts;
+        a->bias_part = c.take<float>(most * a->q_heads * (4 * a->block - 1));
     }
     if (a->clusters == 0) return carved(&c);
     a->dkt = c.take<float>(kv * a->head_dim);

@@ -1,7 +1,7 @@
 /*
- * Kind full on tensor cores: bf16, head_dim = value_dim = 16, 32, 64 or 128, no bias, rotary or
- * dropout. saved and scratch are those of the generic kernels, so that backward may be served by
- * either, whoever did forward.
+ * Kind full on tensor cores: bf16, head_dim = value_dim = 16, 32, 64 or 128, no rotary or
+ * dropout; with a bias, blocks of up to 128. saved and scratch are those of the generic kernels, so
+ * that backward may be served by either, whoever did forward.
  */
 #ifndef HTI_CUDA_FULL_H
 #define HTI_CUDA_FULL_H

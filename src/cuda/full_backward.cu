@@ -5,7 +5,9 @@
  *
  * With P = exp(s - lse), h = <dout, out> - dlse:
  *     ds = P (<dout, v> - h)    dq = scale ds K    dk = scale ds^T Q    dv = P^T dout
+ * and the gradient of a bias is the sum of ds over its distance: see full_bias.h.
  */
+#include "cuda/full_bias.h"
 #include "cuda/full_tile.h"
 
 /* Whose gradients a thread block sums up. */
@@ -123,15 +125,19 @@ static __device__ __forceinline__ void load_owned(owned<D, ROLE> &o, const hti_h
 /* ---- 16 partners ---- */
 
 /* Weights and score gradients of 8 partners: products s and gv become P and ds. column: bit of the
- * first partner in `seen`; number: the partners' (m, h) in shared memory. */
-template <int D, int ROLE>
+ * first partner in `seen`; number: the partners' (m, h) in shared memory; ahead: of the first
+ * partner before row g. */
+template <int D, int ROLE, int BIAS>
 static __device__ __forceinline__ void weigh(float s[4], float gv[4], const owned<D, ROLE> &o,
-                                             float scale, int hides, int column, float4 number) {
+                                             float scale, int hides, int column, float4 number,
+                                             const tilt &b, int ahead) {
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         int h = e >> 1, odd = e & 1;
         float m = ROLE == QUERY ? o.m[h] : odd ? number.z : number.x;
         float less = ROLE == QUERY ? o.h[h] : odd ? number.w : number.y;
+        int distance = ahead + odd - 8 * h;
+        if (BIAS) m -= bias_at(b, ROLE == QUERY ? distance : -distance);
         float w = exp2_fast(fmaf(s[e], scale, -m));
         if (hides && !(o.seen[h] >> (column + odd) & 1)) w = 0;
         s[e] = w;
@@ -164,10 +170,11 @@ static __device__ __forceinline__ void gather16(owned<D, ROLE> o[PARTS], const f
     }
 }
 
-template <int D, int ROLE, int PARTS>
-static __device__ __forceinline__ void grad16(owned<D, ROLE> o[PARTS], uint32_t at, int column,
-                                              uint32_t number, float scale, int hides,
-                                              const lanes<D> &l) {
+/* ahead: of the lane's first partner before the warp's row g. */
+template <int D, int ROLE, int PARTS, int BIAS>
+static __device__ __forceinline__ void
+grad16(owned<D, ROLE> o[PARTS], uint32_t at, int column, uint32_t number, float scale, int hides,
+       const lanes<D> &l, const tilt &bias, int ahead, bias_sums &sums) {
     constexpr uint32_t SIDE = shape<D, ROLE>::SIDE;
     float s[PARTS][2][4], gv[PARTS][2][4];
 #pragma unroll
@@ -193,7 +200,12 @@ static __device__ __forceinline__ void grad16(owned<D, ROLE> o[PARTS], uint32_t 
         }
 #pragma unroll
         for (int m = 0; m < PARTS; m++)
-            weigh<D, ROLE>(s[m][b], gv[m][b], o[m], scale, hides, column + 8 * b, n);
+            weigh<D, ROLE, BIAS>(s[m][b], gv[m][b], o[m], scale, hides, column + 8 * b, n, bias,
+                                 ahead + 8 * b - 16 * m);
+    }
+    if (BIAS && ROLE == QUERY && sums.table) {
+#pragma unroll
+        for (int m = 0; m < PARTS; m++) add_square(sums, gv[m], bias.flat, ahead - 16 * m);
     }
     gather16<0, D, ROLE, PARTS>(o, gv, at, l);
     if constexpr (ROLE == KEY) gather16<1, D, ROLE, PARTS>(o, s, at + SIDE, l);
@@ -202,13 +214,14 @@ static __device__ __forceinline__ void grad16(owned<D, ROLE> o[PARTS], uint32_t 
 /* ---- a tile of 64 partners ---- */
 
 /* Which partners each row meets; returns 0 if it is all of them. Queries beyond the end and those
- * without a key are zero and need no bits, keys do: their weights might overflow. */
-template <int D, int ROLE, int PARTS>
+ * without a key are zero and need no bits, keys do: their weights might overflow, and with biases
+ * those of queries beyond the end. */
+template <int D, int ROLE, int PARTS, int BIAS>
 static __device__ __forceinline__ int find_seen(owned<D, ROLE> o[PARTS], const hti_hier_args &a,
                                                 const place &p, const sides &s, int own, int tile,
                                                 int lane) {
     int g = lane >> 2, t = lane & 3;
-    int partial = ROLE == QUERY && (s.y1.mask || tile + TILE > p.length);
+    int partial = (ROLE == QUERY || BIAS) && (s.y1.mask || tile + TILE > p.length);
     int corner = a.causal && (ROLE == QUERY ? tile + TILE > own + 1 : tile < own + 16 * PARTS - 1);
     if (!partial && !corner) return 0;
     uint64_t live = partial ? live_rows(s.y1, tile, p.length, lane) : ~(uint64_t)0;
@@ -241,9 +254,11 @@ store_grad(const float x[D / 8][4], const hti_hier_args &a, const place &p, cons
     }
 }
 
-template <int D, int ROLE>
-__global__ void __launch_bounds__(THREADS, 2) full_grad(hti_hier_args a) {
-    extern __shared__ __align__(128) char shared_bytes[]; /* two stages */
+template <int D, int ROLE, int BIAS>
+__global__ void __launch_bounds__(THREADS, 2) full_grad(full_args f) {
+    const hti_hier_args &a = f.a;
+    const bias_args &b = f.b;
+    extern __shared__ __align__(128) char shared_bytes[]; /* two stages, biases, their sums */
     constexpr int PARTS = shape<D, ROLE>::PARTS, OWN = shape<D, ROLE>::OWN;
     constexpr int ROWS = shape<D, ROLE>::ROWS;
     constexpr uint32_t STAGE = shape<D, ROLE>::STAGE, SIDE = shape<D, ROLE>::SIDE;
@@ -257,6 +272,10 @@ __global__ void __launch_bounds__(THREADS, 2) full_grad(hti_hier_args a) {
     int end = a.causal && ROLE == QUERY ? min(p.length, p.first + ROWS) : p.length;
     uint32_t at = shared_address(shared_bytes);
     fetch_partners<D, ROLE>(at, s, begin, p.length);
+    float *bias = (float *)(shared_bytes + 2 * STAGE);
+    if (BIAS) load_bias<THREADS>(bias, b, head, a.q_heads, HTI_LOG2E);
+    bias_sums sums = {};
+    if (BIAS && ROLE == QUERY && b.part) sums = clear_sums<WARPS>(bias + 2 * b.reach + 1, b);
 
     int own = p.first + OWN * warp_index(), stage = 0;
     owned<D, ROLE> o[PARTS];
@@ -272,12 +291,18 @@ __global__ void __launch_bounds__(THREADS, 2) full_grad(hti_hier_args a) {
             fetch_partners<D, ROLE>(at + (stage ^ 1) * STAGE, s, tile + TILE, p.length);
         if (own >= p.length) continue;
         if (a.causal && (ROLE == QUERY ? tile >= own + OWN : tile + TILE <= own)) continue;
-        int hides = find_seen<D, ROLE, PARTS>(o, a, p, s, own, tile, lane);
+        int hides = find_seen<D, ROLE, PARTS, BIAS>(o, a, p, s, own, tile, lane);
+        int least = tile - own - OWN + 1, most = tile + TILE - 1 - own;
+        tilt lean = {};
+        if (BIAS)
+            lean = ROLE == QUERY ? tilt_of(bias, b.reach, least, most)
+                                 : tilt_of(bias, b.reach, -most, -least);
 #pragma unroll
         for (int n = 0; n < TILE; n += 16)
-            grad16<D, ROLE, PARTS>(o, here + n * 2 * D, n, here + 2 * SIDE + 8 * (n + 2 * t),
-                                   a.scale, hides, l);
+            grad16<D, ROLE, PARTS, BIAS>(o, here + n * 2 * D, n, here + 2 * SIDE + 8 * (n + 2 * t),
+                                         a.scale, hides, l, lean, tile + n + 2 * t - own - g, sums);
     }
+    if (BIAS && ROLE == QUERY && b.part) store_sums<WARPS>(sums, bias + 2 * b.reach + 1, b, head);
     if (own >= p.length) return;
 #pragma unroll
     for (int m = 0; m < PARTS; m++) {
@@ -295,28 +320,40 @@ int hti_full_takes_backward(const hti_attention_call *c) {
            hti_aligned(c->dq) && hti_aligned(c->dk) && hti_aligned(c->dv);
 }
 
-template <int D, int ROLE> static ht_status run_grad(ht_context *ctx, const hti_hier_args &a) {
-    return hti_cuda_launch(ctx, full_grad<D, ROLE>, "full_grad",
-                           grid_of(a, 0, shape<D, ROLE>::ROWS, a.q_heads), THREADS,
-                           2 * shape<D, ROLE>::STAGE, a);
+template <int D, int ROLE> static dim3 grid_for(const hti_hier_args &a) {
+    return grid_of(a, 0, shape<D, ROLE>::ROWS, a.q_heads);
 }
 
-template <int D> static ht_status run_backward(ht_context *ctx, const hti_hier_args &a) {
-    TRY(hti_cuda_launch(ctx, full_rowdot<D>, "full_rowdot", grid_of(a, 0, SPAN, a.q_heads),
-                        SPAN_THREADS, 0, a));
-    TRY((run_grad<D, QUERY>(ctx, a)));
-    return run_grad<D, KEY>(ctx, a);
+template <int D, int ROLE> static ht_status run_grad(ht_context *ctx, const full_args &f) {
+    int sums = ROLE == QUERY && f.b.part;
+    size_t floats = (size_t)entries_of(f.b) + (sums ? sums_size<WARPS>(f.b) : 0);
+    return hti_cuda_launch(ctx, f.b.table ? full_grad<D, ROLE, 1> : full_grad<D, ROLE, 0>,
+                           "full_grad", grid_for<D, ROLE>(f.a), THREADS,
+                           2 * shape<D, ROLE>::STAGE + sizeof(float) * floats, f);
+}
+
+template <int D>
+static ht_status run_backward(ht_context *ctx, const full_args &f, hti_cuda_args args) {
+    dim3 grid = grid_for<D, QUERY>(f.a);
+    args.bias_parts = (int)(grid.x * grid.z); /* layout_backward has room for them */
+    TRY(hti_cuda_launch(ctx, full_rowdot<D>, "full_rowdot", grid_of(f.a, 0, SPAN, f.a.q_heads),
+                        SPAN_THREADS, 0, f.a));
+    TRY(hti_bias_sums_clear(ctx, args));
+    TRY((run_grad<D, QUERY>(ctx, f)));
+    TRY(hti_bias_sums_add(ctx, args));
+    return run_grad<D, KEY>(ctx, f);
 }
 
 ht_status hti_full_backward(ht_context *ctx, const hti_attention_call *c,
                             const hti_cuda_args &args) {
-    hti_hier_args a;
-    hti_full_set(&a, c, args);
-    a.dout = c->dout, a.dlse = c->dlse, a.dq = c->dq, a.dk = c->dk, a.dv = c->dv;
+    full_args f;
+    hti_full_set(&f.a, c, args);
+    f.a.dout = c->dout, f.a.dlse = c->dlse, f.a.dq = c->dq, f.a.dk = c->dk, f.a.dv = c->dv;
+    f.b = biases_of(args);
     switch (c->desc->head_dim) {
-    case 16: return run_backward<16>(ctx, a);
-    case 32: return run_backward<32>(ctx, a);
-    case 64: return run_backward<64>(ctx, a);
-    default: return run_backward<128>(ctx, a);
+    case 16: return run_backward<16>(ctx, f, args);
+    case 32: return run_backward<32>(ctx, f, args);
+    case 64: return run_backward<64>(ctx, f, args);
+    default: return run_backward<128>(ctx, f, args);
     }
 }

@@ -75,6 +75,21 @@ static __device__ __forceinline__ void hide(float x[8][4], uint64_t live, int ro
     }
 }
 
+/* Adds the biases of a tile's keys, in units of the products. */
+template <int PARTS>
+static __device__ __forceinline__ void lean(float x[PARTS][8][4], const float *bias, int reach,
+                                            int own, int tile, int g, int t) {
+    tilt b = tilt_of(bias, reach, tile - own - 16 * PARTS + 1, tile + TILE - 1 - own);
+#pragma unroll
+    for (int m = 0; m < PARTS; m++) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            int n = i >> 2, h = i >> 1 & 1, odd = i & 1;
+            x[m][n][i & 3] += bias_at(b, tile + 8 * n + 2 * t + odd - own - 16 * m - 8 * h - g);
+        }
+    }
+}
+
 /* 16 queries from `first` on. A row that saw nothing, and a masked one: 0 and -inf. */
 template <int D>
 static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_hier_args &a,
@@ -103,9 +118,11 @@ static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_h
     }
 }
 
-template <int D>
-__global__ void __launch_bounds__(shape<D>::THREADS, D <= 64 ? 2 : 1) full_attend(hti_hier_args a) {
-    extern __shared__ __align__(128) char shared_bytes[]; /* two stages */
+template <int D, int BIAS>
+__global__ void __launch_bounds__(shape<D>::THREADS, D <= 64 ? 2 : 1) full_attend(full_args f) {
+    const hti_hier_args &a = f.a;
+    const bias_args &b = f.b;
+    extern __shared__ __align__(128) char shared_bytes[]; /* two stages, and biases */
     constexpr int PARTS = shape<D>::PARTS, OWN = shape<D>::OWN, THREADS = shape<D>::THREADS;
     constexpr uint32_t STAGE = shape<D>::STAGE;
     int lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3, head = blockIdx.y;
@@ -118,6 +135,8 @@ __global__ void __launch_bounds__(shape<D>::THREADS, D <= 64 ? 2 : 1) full_atten
     int end = a.causal ? min(p.length, p.first + QUERIES) : p.length;
     uint32_t at = shared_address(shared_bytes);
     fetch_tile<D, THREADS>(at, k, v, 0, p.length);
+    float *bias = (float *)(shared_bytes + 2 * STAGE);
+    if (BIAS) load_bias<THREADS>(bias, b, head, a.q_heads, HTI_LOG2E / a.scale);
 
     int own = p.first + OWN * warp_index();
     frag<D> x[PARTS];
@@ -144,6 +163,7 @@ __global__ void __launch_bounds__(shape<D>::THREADS, D <= 64 ? 2 : 1) full_atten
         if (own >= p.length || (a.causal && tile >= own + OWN)) continue;
         float w[PARTS][8][4];
         score<D, PARTS>(w, x, here, l);
+        if (BIAS) lean<PARTS>(w, bias, b.reach, own, tile, g, t);
         if (k.mask || tile + TILE > p.length || (a.causal && tile + TILE > own + 1)) {
             uint64_t live = live_rows(k, tile, p.length, lane);
 #pragma unroll
@@ -160,13 +180,15 @@ __global__ void __launch_bounds__(shape<D>::THREADS, D <= 64 ? 2 : 1) full_atten
 
 /* ---- host ---- */
 
+enum { MOST_BLOCK = 128 }; /* so that tables of biases fit beside the tiles */
+
 int hti_full_takes(const hti_attention_call *c) {
     const ht_attention_desc *d = c->desc;
     int dim = (int)d->head_dim, fits = dim == 16 || dim == 32 || dim == 64 || dim == 128;
     return d->kind == HT_FULL && d->dtype == HT_BF16 && fits && d->value_dim == dim &&
-           !d->has_bias && d->rotary_theta == 0 && d->dropout == 0 && d->scale > 0 &&
-           hti_aligned(c->q) && hti_aligned(c->k) && hti_aligned(c->v) && hti_aligned(c->out) &&
-           c->sequences <= 65535 && d->q_heads <= 65535;
+           (!d->has_bias || d->block <= MOST_BLOCK) && d->rotary_theta == 0 && d->dropout == 0 &&
+           d->scale > 0 && hti_aligned(c->q) && hti_aligned(c->k) && hti_aligned(c->v) &&
+           hti_aligned(c->out) && c->sequences <= 65535 && d->q_heads <= 65535;
 }
 
 void hti_full_set(hti_hier_args *out, const hti_attention_call *c, const hti_cuda_args &args) {
@@ -176,19 +198,21 @@ void hti_full_set(hti_hier_args *out, const hti_attention_call *c, const hti_cud
     out->th[0] = args.h;
 }
 
-template <int D> static ht_status run_forward(ht_context *ctx, const hti_hier_args &a) {
-    return hti_cuda_launch(ctx, full_attend<D>, "full_attend", grid_of(a, 0, QUERIES, a.q_heads),
-                           shape<D>::THREADS, 2 * shape<D>::STAGE, a);
+template <int D> static ht_status run_forward(ht_context *ctx, const full_args &f) {
+    size_t shared = 2 * shape<D>::STAGE + sizeof(float) * (size_t)entries_of(f.b);
+    return hti_cuda_launch(ctx, f.b.table ? full_attend<D, 1> : full_attend<D, 0>, "full_attend",
+                           grid_of(f.a, 0, QUERIES, f.a.q_heads), shape<D>::THREADS, shared, f);
 }
 
 ht_status hti_full_forward(ht_context *ctx, const hti_attention_call *c,
                            const hti_cuda_args &args) {
-    hti_hier_args a;
-    hti_full_set(&a, c, args);
+    full_args f;
+    hti_full_set(&f.a, c, args);
+    f.b = biases_of(args);
     switch (c->desc->head_dim) {
-    case 16: return run_forward<16>(ctx, a);
-    case 32: return run_forward<32>(ctx, a);
-    case 64: return run_forward<64>(ctx, a);
-    default: return run_forward<128>(ctx, a);
+    case 16: return run_forward<16>(ctx, f);
+    case 32: return run_forward<32>(ctx, f);
+    case 64: return run_forward<64>(ctx, f);
+    default: return run_forward<128>(ctx, f);
     }
 }

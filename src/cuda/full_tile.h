@@ -1,6 +1,6 @@
 /*
  * Pieces that forward and backward of kind full share: tiles of 64 rows that come into shared
- * memory while the tile before is worked on, and which keys a row sees, as bits.
+ * memory while the tile before is worked on, which keys a row sees, as bits, and biases.
  */
 #ifndef HTI_FULL_TILE_H
 #define HTI_FULL_TILE_H
@@ -53,6 +53,53 @@ static __device__ __forceinline__ uint64_t live_rows(const view &v, int first, i
 /* The keys of a tile that are not in the future of a query `ahead` rows behind the tile's first. */
 static __device__ __forceinline__ uint64_t past_keys(int ahead) {
     return ahead < 0 ? 0 : ahead >= 63 ? ~(uint64_t)0 : ((uint64_t)2 << ahead) - 1;
+}
+
+/* ---- biases ---- */
+
+/* By the distance key - query, which is held within +-reach. */
+struct bias_args {
+    const float *table; /* [2 reach + 1][q_heads] */
+    float *part;        /* backward: sums of the gradient, [thread blocks][q_heads][2 reach + 1] */
+    int reach;
+};
+
+/* Of a kernel. */
+struct full_args {
+    hti_hier_args a;
+    bias_args b;
+};
+
+static inline bias_args biases_of(const hti_cuda_args &a) {
+    bias_args b = {a.bias, a.dbias ? a.bias_part : nullptr, 2 * a.block - 1};
+    return b;
+}
+
+static inline int entries_of(const bias_args &b) { return b.table ? 2 * b.reach + 1 : 0; }
+
+/* The table of one head into shared memory, times `unit`. */
+template <int THREADS>
+static __device__ __forceinline__ void load_bias(float *to, const bias_args &b, int head, int heads,
+                                                 float unit) {
+    for (int i = threadIdx.x; i <= 2 * b.reach; i += THREADS)
+        to[i] = b.table[(int64_t)i * heads + head] * unit;
+}
+
+/* The biases of a warp's rows and a tile; pairs that are all beyond the reach have the same. */
+struct tilt {
+    const float *table; /* in shared memory, of distance 0 */
+    int reach, flat;    /* flat: 1 beyond the reach, -1 likewise to the other side */
+    float value;
+};
+
+static __device__ __forceinline__ tilt tilt_of(const float *table, int reach, int least, int most) {
+    int flat = least >= reach ? 1 : most <= -reach ? -1 : 0;
+    tilt t = {table + reach, reach, flat, table[reach + flat * reach]};
+    return t;
+}
+
+static __device__ __forceinline__ float bias_at(const tilt &t, int distance) {
+    return t.flat ? t.value : t.table[max(-t.reach, min(t.reach, distance))];
 }
 
 #endif
