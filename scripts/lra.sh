@@ -154,9 +154,10 @@ tuned() {
         args="$args --rate 1.5e-3 --warmup 300 --dropout 0.15 --weight_decay 0.1 --eval_every 800"
         ;;
     pathfinder)
-        steps=30000 batch=256 args="$tidy --optimizer muon --pool max --head_hidden 0 --block 32"
-        args="$args --embed_std 0.3 --embed_waves 2 --rate 4e-3 --warmup 500 --dropout 0"
-        args="$args --eval_every 3000 --eval_items 4000 --mask_zero 1" ;;
+        steps=60000 batch=256 args="$tidy --optimizer muon --pool max --head_hidden 0 --block 64"
+        args="$args --embed_std 0.3 --embed_waves 2 --sinusoidal_theta 672 --mask_zero 2"
+        args="$args --rate 4e-3 --warmup 500 --dropout 0.1 --dropout_after 4500"
+        args="$args --eval_every 3000 --eval_items 4000" ;;
     esac
 }
 
