@@ -4,7 +4,8 @@
 # other pooling and reach of heads, and what Muon makes of them (muon-...); images in squares. One
 # line of JSON per run into results/sweeps.jsonl. They validate; no test set is looked at.
 # scripts/lra_sweep.sh image|pathfinder|embeddings|text|muon-image|muon-pathfinder|muon-listops|
-#     squares|squares-grid|pathfinder-2021|pathfinder-fine|pathfinder-black|pathx|pathx-half...
+#     squares|squares-grid|pathfinder-2021|pathfinder-fine|pathfinder-black|pathfinder-left-out|
+#     pathx|pathx-half...
 #
 # Variables, all optional: HT_DEVICE, HT, CIFAR10, IMDB (folders that data import wrote),
 # PATHFINDER, PATHX, LISTOPS (those that data make wrote), RUNS, RESULTS, STEPS, COMMIT; GUESS:
@@ -190,6 +191,29 @@ black_pathfinder() {
         --rotary all --relative_bias 1 --relative_slope 0.5 $gentle --steps 12000
 }
 
+# what led to the run of the table: wavelengths of a line, black pixels left out, late dropout
+left_out_pathfinder() {
+    set -- --preset lra/pathfinder --dtype bf16 --optimizer muon --attention_dropout 0 --dropout 0 \
+        --pool max --head_hidden 0 --rate 4e-3 --warmup 500 --decay matrices --clip 1 --batch 256 \
+        --embed_waves 2 --embed_std 0.3 --block 32 --eval_every 1500 --eval_items 4000 --steps 15000
+    try pathfinder-sines-none "$@" --mask_zero 1 --dropout 0.1 --dropout_after 7000
+    try pathfinder-left-out-rotary "$@" --mask_zero 2 --sinusoidal 0 --rotary all --rotary_theta 26
+    set -- "$@" --sinusoidal_theta 672
+    try pathfinder-sines "$@" --mask_zero 1
+    try pathfinder-sines-seed-2 "$@" --mask_zero 1 --seed 2
+    set -- "$@" --mask_zero 2
+    try pathfinder-left-out-block-16 "$@" --block 16
+    try pathfinder-left-out-block-32 "$@"
+    try pathfinder-left-out-block-64 "$@" --block 64
+    try pathfinder-left-out-full "$@" --attention full
+    try pathfinder-left-out-gentle "$@" --rate 1.5e-3 --momentum 0.98 --output_scale 0
+    try pathfinder-left-out-late-dropout "$@" --dropout 0.1 --dropout_after 6000
+    set -- "$@" --block 64 --steps 60000 --eval_every 3000
+    try pathfinder-left-out-fast "$@" --rate 8e-3 --dropout 0.1 --dropout_after 4500
+    try pathfinder-left-out-dropout-0.2 "$@" --dropout 0.2 --dropout_after 6000
+    try pathfinder-left-out-seed-2 "$@" --dropout 0.05 --dropout_after 4500 --seed 2
+}
+
 # the benchmark's sizes of spring 2021
 one_layer() {
     set -- --preset lra/pathfinder --dtype bf16 --optimizer muon --attention_dropout 0 --pool max \
@@ -257,12 +281,12 @@ muon_listops() {
         --weight_decay 0.1 --eval_every 1000
 }
 
-[ $# -gt 0 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2; }
 for what in "$@"; do
     case $what in
     image | embeddings | muon-image) data=$(set_of "${CIFAR10:-data/lra/cifar10}" cifar10 images) ;;
     pathfinder | muon-pathfinder | squares | squares-grid | pathfinder-2021 | pathfinder-fine | \
-        pathfinder-black)
+        pathfinder-black | pathfinder-left-out)
         data=$(set_of "${PATHFINDER:-data/lra/pathfinder}" pathfinder images) ;;
     pathx | pathx-half) data=$(set_of "${PATHX:-data/lra/pathx}" pathx images) ;;
     muon-listops) data=$(set_of "${LISTOPS:-data/lra/listops}" listops tsv) ;;
@@ -270,7 +294,7 @@ for what in "$@"; do
     *)
         fail "there is no sweep '$what', but image pathfinder embeddings text muon-image" \
             "muon-pathfinder muon-listops squares squares-grid pathfinder-2021 pathfinder-fine" \
-            "pathfinder-black pathx pathx-half" ;;
+            "pathfinder-black pathfinder-left-out pathx pathx-half" ;;
     esac
     case $what in
     embeddings) embeddings ;;
@@ -282,6 +306,7 @@ for what in "$@"; do
     pathfinder-2021) one_layer ;;
     pathfinder-fine) fine_pathfinder ;;
     pathfinder-black) black_pathfinder ;;
+    pathfinder-left-out) left_out_pathfinder ;;
     squares-grid) grid_squares ;;
     pathx) pathx ;;
     pathx-half) half_pathx ;;

@@ -39,6 +39,27 @@ def best_runs(root):
     return best
 
 
+def check_kinds(root, best):
+    """Accuracies of other attention that are not those of the run with the same flags."""
+    runs = [json.loads(line) for line in (root / "results/lra.jsonl").read_text().splitlines()]
+    table = re.search(r"^\| task \| `hierarchical` \| `local` \| `full` \|\n.*?\n\n",
+                      (root / "docs/lra.md").read_text(), re.M | re.S)[0].strip().splitlines()
+    for row in map(cells, table[2:]):
+        like = best["lra/" + row[0].lower(), "hierarchical"]
+        for kind, cell in zip(("hierarchical", "local", "full"), row[1:]):
+            run = [r for r in runs if r["preset"] == like["preset"] and r["attention"] == kind
+                   and r["steps"] == like["steps"] and words(r["args"]) == words(like["args"])]
+            fresh = re.search(r"fresh ([\d.]+)", cell)
+            said = [("test_accuracy", re.match(r"[\d.]+", cell)[0])]
+            said += [("fresh_accuracy", fresh[1])] if fresh else []
+            for what, here in said:
+                if len(run) != 1 or abs(100 * run[0][what] - float(here)) > 0.0501:
+                    yield "docs/lra.md: %s, %s has %s, its run %s" % (
+                        row[0], kind, here, ["%.2f" % (100 * r[what]) for r in run])
+    if len(table) != 7:
+        yield "docs/lra.md: %d tasks with three kinds of attention, not 5" % (len(table) - 2)
+
+
 def check_accuracies(root):
     """Accuracies that are not those of results/lra.jsonl."""
     best, found = best_runs(root), 0
@@ -60,6 +81,7 @@ def check_accuracies(root):
                                     bullet.split("Free of its limits")[1]):
         preset = "best/" + task.lower().replace("-", "")
         said.append(("README.md", preset, float(percent), None))
+    yield from check_kinds(root, best)
     for name, preset, percent, fresh in said:
         run, found = best[preset, "hierarchical"], found + 1
         for what, here in (("test_accuracy", percent), ("fresh_accuracy", fresh)):
