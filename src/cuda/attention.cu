@@ -113,8 +113,8 @@ static size_t layout_backward(hti_cuda_args *a, void *base, int has_bias) {
         int64_t parts = a->rows / a->block;
         a->bias_parts = (int)(parts < 1 ? 1 : parts < 256 ? parts : 256);
         /* kind full on tensor cores: one for each thread block, of 64 queries or more */
-        int64_t most = a->rows / 64 + a->sequences + 1;
-        if (a->kind != HT_FULL || most < a->bias_parts) most = a->bias_parts;
+        int64_t most = a->bias_parts, full = a->rows / 64 + a->sequences + 1;
+        if (a->kind == HT_FULL && a->block <= HTI_FULL_BLOCK && full > most) most = full;
         a->bias_part = c.take<float>(most * a->q_heads * (4 * a->block - 1));
     }
     if (a->clusters == 0) return carved(&c);

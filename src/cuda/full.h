@@ -8,6 +8,8 @@
 
 #include "cuda/hier.h"
 
+#define HTI_FULL_BLOCK 128 /* so that tables of biases fit beside the tiles */
+
 /* Whether these kernels take a call (shape, alignment). Backward also asks for aligned gradients
  * and one query head per key head. */
 int hti_full_takes(const hti_attention_call *call);

@@ -91,20 +91,22 @@ static void place_rows(hti_net *n, int64_t at, int64_t rows) {
 }
 
 /* Rows that are masked give way to those behind them, which keep their positions; of a sequence
- * that has no other its last one stays. Returns how many there are. */
+ * that has no other its last one stays. Returns how many there are. No branches: a batch is put
+ * together while the device waits. */
 static int64_t leave_out(hti_net *n, int64_t at, int64_t rows) {
     int64_t merge = n->c->merge, kept = 0;
     int32_t *token = n->tokens_host + at * merge, *place = n->places_host + at * merge;
     uint8_t *mask = n->mask_host + at;
     for (int64_t r = 0; r < rows; r++) {
-        if (!mask[r] && (kept > 0 || r + 1 < rows)) continue;
         for (int64_t k = 0; k < merge; k++) {
             token[kept * merge + k] = token[r * merge + k];
             place[kept * merge + k] = place[r * merge + k];
         }
         n->positions_host[at + kept] = (int32_t)r;
-        mask[kept++] = mask[r];
+        kept += mask[r];
     }
+    if (kept == 0) return 1; /* masked as it was */
+    memset(mask, 1, (size_t)kept);
     return kept;
 }
 
