@@ -1,10 +1,12 @@
 """Numbers that stand in more than one place agree: README's table of speeds with docs/cuda.md,
 where they were measured; README's and docs/lra.md's accuracies with results/lra.jsonl, of several
-runs the one that validates best, and the flags of scripts/lra.sh with those of that run; the
+runs the one that validates best, or that with the same flags, and the flags of scripts/lra.sh with
+those of that run; accuracies at a step with the logs; the
 version of CHANGELOG and of the Python package with the header's.
 
     numbers.py ROOT
 """
+import gzip
 import json
 import pathlib
 import re
@@ -60,6 +62,23 @@ def check_kinds(root, best):
         yield "docs/lra.md: %d tasks with three kinds of attention, not 5" % (len(table) - 2)
 
 
+def check_logs(root):
+    """Rows of "at equal steps" that are not what the log says."""
+    text = (root / "docs/lra.md").read_text()
+    table = re.search(r"^\| task, steps \|.*?\n\n", text, re.M | re.S)[0].strip().splitlines()
+    step = None
+    for task, _, said, name in map(cells, table[2:]):
+        if task:
+            step = int(task.split(", ", 1)[1].replace(",", ""))
+        with gzip.open(root / ("results/logs/%s.jsonl.gz" % name.strip("`")), "rt") as log:
+            found = [row["valid_accuracy"] for row in map(json.loads, log)
+                     if row["step"] == step and "valid_accuracy" in row]
+        if not found or abs(100 * found[-1] - float(said)) > 0.0501:
+            yield "docs/lra.md: %s has %s at step %d, its log %s" % (name, said, step, found)
+    if len(table) < 10:
+        yield "docs/lra.md: %d rows at equal steps" % (len(table) - 2)
+
+
 def check_accuracies(root):
     """Accuracies that are not those of results/lra.jsonl."""
     best, found = best_runs(root), 0
@@ -82,6 +101,7 @@ def check_accuracies(root):
         preset = "best/" + task.lower().replace("-", "")
         said.append(("README.md", preset, float(percent), None))
     yield from check_kinds(root, best)
+    yield from check_logs(root)
     for name, preset, percent, fresh in said:
         run, found = best[preset, "hierarchical"], found + 1
         for what, here in (("test_accuracy", percent), ("fresh_accuracy", fresh)):
