@@ -108,6 +108,7 @@ bool bench_open(bench_run *out, const bench_values *values, const char *name) {
     out->desc.query = cli_query(values->query, values->causal);
     out->desc.dtype = (ht_dtype)values->dtype;
     out->desc.causal = values->causal;
+    out->desc.has_bias = values->bias;
     out->desc.q_heads = values->heads;
     out->desc.kv_heads = values->kv_heads ? values->kv_heads : values->heads;
     out->desc.head_dim = out->desc.value_dim = values->head_dim;

@@ -12,7 +12,7 @@
 typedef struct bench_values {
     cli_ints length;
     int64_t batch, heads, kv_heads, head_dim, block, threads, repeat;
-    int kind, query, causal, dtype, keep, packed, json;
+    int kind, query, causal, bias, dtype, keep, packed, json;
     const char *device;
 } bench_values;
 

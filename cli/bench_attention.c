@@ -25,6 +25,7 @@ static const cli_option options[] = {
     {"query", CLI_CHOICE, BENCH_AT(query), .choices = cli_queries,
      .help = "query of a cluster (default mean, with --causal first)"},
     {"causal", CLI_FLAG, BENCH_AT(causal), .help = "row i sees rows up to i"},
+    {"bias", CLI_FLAG, BENCH_AT(bias), .help = "with a bias by distance, and its gradient"},
     {"keep", CLI_FLAG, BENCH_AT(keep),
      .help = "forward also keeps what backward needs, as in training"},
     {"packed", CLI_FLAG, BENCH_AT(packed),
@@ -43,6 +44,7 @@ typedef struct shape {
     ht_attention *plan;
     ht_attention_need need;
     void *q, *k, *v, *out, *dout, *dq, *dk, *dv, *saved;
+    void *bias[2]; /* and its gradient: [4*block - 1, heads] float, in f64 double; zeros */
     ht_attention_args args;
     ht_attention_grads grads;
     double operations;
@@ -103,6 +105,20 @@ static bool make_buffers(bench_run *run, shape *s) {
     return bench_lib(run, ht_memory_alloc(run->ctx, &s->saved, s->need.saved ? s->need.saved : 1));
 }
 
+static bool make_biases(bench_run *run, shape *s) {
+    const ht_attention_desc *d = &run->desc;
+    if (!d->has_bias) return true;
+    size_t count = (size_t)((4 * d->block - 1) * d->q_heads);
+    size_t each = d->dtype == HT_F64 ? sizeof(double) : sizeof(float);
+    void *zeros = calloc(count, each);
+    bool good = zeros || cli_fail(&run->error, "out of memory");
+    for (int i = 0; i < 2 && good; i++)
+        good = bench_lib(run, ht_memory_alloc(run->ctx, &s->bias[i], count * each)) &&
+               bench_lib(run, ht_memory_copy_in(run->ctx, s->bias[i], zeros, count * each));
+    free(zeros);
+    return good;
+}
+
 static void bind_args(const bench_run *run, shape *s) {
     s->args = (ht_attention_args)HT_ATTENTION_ARGS_INIT;
     s->args.batch = run->values->batch;
@@ -113,15 +129,18 @@ static void bind_args(const bench_run *run, shape *s) {
     s->args.v.data = s->v;
     s->args.out.data = s->out;
     s->args.saved = s->saved;
+    s->args.bias = s->bias[0];
     s->grads = (ht_attention_grads)HT_ATTENTION_GRADS_INIT;
     s->grads.dout.data = s->dout;
     s->grads.dq.data = s->dq;
     s->grads.dk.data = s->dk;
     s->grads.dv.data = s->dv;
+    s->grads.dbias = s->bias[1];
 }
 
 static void release(bench_run *run, shape *s) {
-    void *all[] = {s->q, s->k, s->v, s->out, s->dout, s->dq, s->dk, s->dv, s->saved};
+    void *all[] = {s->q,  s->k,  s->v,     s->out,     s->dout,   s->dq,
+                   s->dk, s->dv, s->saved, s->bias[0], s->bias[1]};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i]) ht_memory_free(run->ctx, all[i]);
     if (s->plan) ht_attention_destroy(s->plan);
@@ -232,6 +251,7 @@ typedef struct line {
 static void print_json(const bench_run *run, const shape *s, const line *l) {
     json_writer json;
     bench_json_begin(&json, run, l->what, s->length);
+    json_bool(&json, "bias", run->values->bias);
     json_bool(&json, "keep", run->values->keep);
     json_bool(&json, "packed", run->values->packed);
     json_text(&json, "kernels", l->kernels);
@@ -279,11 +299,12 @@ static void print_head(const bench_run *run) {
         run->cuda      ? "floor: every input read and output written once, at the speed of a copy"
         : sgemm_blas() ? sgemm_blas()
                        : "no sgemm column: this program was built without a BLAS";
-    cli_line("%s%s%s%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64
+    cli_line("%s%s%s%s%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64
              ", head_dim %" PRId64 ", block %" PRId64 ", %s",
-             cli_kinds[d->kind], d->causal ? " causal" : "", run->values->keep ? ", keeping" : "",
-             run->values->packed ? ", packed" : "", cli_queries[d->query], run->values->batch,
-             d->q_heads, d->kv_heads, d->head_dim, d->block, cli_dtypes[d->dtype]);
+             cli_kinds[d->kind], d->causal ? " causal" : "", d->has_bias ? ", bias" : "",
+             run->values->keep ? ", keeping" : "", run->values->packed ? ", packed" : "",
+             cli_queries[d->query], run->values->batch, d->q_heads, d->kv_heads, d->head_dim,
+             d->block, cli_dtypes[d->dtype]);
     cli_line("on %s, %d thread%s; %s%s", ht_context_device(run->ctx), ht_context_threads(run->ctx),
              ht_context_threads(run->ctx) == 1 ? "" : "s",
              !run->cuda && sgemm_blas() ? "sgemm by " : "", yardstick);
@@ -324,7 +345,7 @@ static bool bench_length(bench_run *run, int64_t length) {
     double work = count_forward(&desc, run->values->batch, length);
     if (bench_too_long(run, length, work)) return true;
     double start = bench_seconds();
-    bool ok = make_plan(run, &s) && make_buffers(run, &s);
+    bool ok = make_plan(run, &s) && make_buffers(run, &s) && make_biases(run, &s);
     bind_args(run, &s);
     ok = ok && measure(run, &s) && check(run, &s);
     if (ok) report(run, &s);

@@ -85,7 +85,7 @@ static void test_every_mode_runs(void **state) {
     static const char *const modes[] = {
         "--query first", "--query fine --kv-heads 1", "--kind full",          "--kind local",
         "--causal",      "--causal --query fine",     "--causal --kind full", "--dtype f64",
-        "--keep"};
+        "--keep",        "--bias --kind full",        "--bias --causal",      "--bias --dtype f64"};
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
         /* double is the reference kernels' business */
         const char *device = strstr(modes[i], "f64") ? "--device cpu:ref" : "";
@@ -93,17 +93,20 @@ static void test_every_mode_runs(void **state) {
             program_run("bench attention --length 40 " TINY "%s %s", modes[i], device);
         assert_int_equal(r->code, 0);
         assert_int_equal(lines(r->out), 2);
-        cJSON_Delete(line(r->out, 1));
+        cJSON *o = line(r->out, 1);
+        int bias = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "bias"));
+        assert_int_equal(bias, strstr(modes[i], "--bias") != NULL);
+        cJSON_Delete(o);
     }
 }
 
 static void test_attention_table(void **state) {
     (void)state;
-    const program_result *r =
-        program_run("bench attention --length 32 --heads 1 --head-dim 4 --repeat 1 --causal");
+    const program_result *r = program_run(
+        "bench attention --length 32 --heads 1 --head-dim 4 --repeat 1 --causal --bias");
     assert_int_equal(r->code, 0);
     assert_non_null(
-        strstr(r->out, "hierarchical causal, query first; batch 1, heads 1/1, head_dim 4"));
+        strstr(r->out, "hierarchical causal, bias, query first; batch 1, heads 1/1, head_dim 4"));
     assert_non_null(strstr(r->out, "what         length           ms"));
     assert_non_null(strstr(r->out, "\nforward          32 "));
     assert_non_null(strstr(r->out, "\nbackward         32 "));
