@@ -44,13 +44,13 @@ STEPS=2 KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
 [ "$(ls -l "$DATA/pathfinder-80")" = "$before" ] || fail "the set was made again"
 [ "$(wc -l <"$RESULTS")" -eq 6 ] || fail "a run was made again"
 # a run that takes too long is saved and goes on
-STEPS=600 LIMIT=1 KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
+STEPS=3000 LIMIT=1 KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
     cat "$folder/out"
     fail "the call with a limit failed"
 }
 grep -q "was stopped at step" "$folder/out" || fail "it was not stopped: $(tail -n 3 "$folder/out")"
 [ "$(wc -l <"$RESULTS")" -eq 6 ] || fail "a run that was stopped is no result"
-STEPS=600 KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
+STEPS=3000 KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
     cat "$folder/out"
     fail "the run did not go on"
 }
