@@ -114,7 +114,7 @@ static int64_t leave_out(hti_net *n, int64_t at, int64_t rows) {
     int64_t merge = n->c->merge, kept;
     int32_t *token = n->tokens_host + at * merge, *position = n->positions_host + at;
     uint8_t *mask = n->mask_host + at;
-    if (merge == 1) /* twice as fast when the compiler knows it */
+    if (merge == 1) /* the compiler needs no inner loop then */
         kept = squeeze(token, position, NULL, mask, rows, 1);
     else
         kept = squeeze(token, position, n->places_host + at * merge, mask, rows, merge);

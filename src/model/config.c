@@ -395,8 +395,9 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
           (long long)c->rotary_grid, ht_config_choice("rotary", (int)c->rotary),
           ht_config_choice("task", (int)c->task));
     CHECK(ctx, c->mask_zero != HTI_LEAVE_OUT || !(hti_config_by_token(c) || c->pad), HT_INVALID,
-          "mask_zero 2 leaves rows out: it cannot be had with pad %lld, task %s", (long long)c->pad,
-          ht_config_choice("task", (int)c->task));
+          "mask_zero 2 leaves rows out: it needs pad 0 and task classify or pairs, got pad %lld, "
+          "task %s",
+          (long long)c->pad, ht_config_choice("task", (int)c->task));
     CHECK(ctx, c->relative_slope == 0 || c->relative_bias, HT_INVALID,
           "relative_slope %g needs relative_bias 1; without a bias set relative_slope 0",
           c->relative_slope);

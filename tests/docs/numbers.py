@@ -1,8 +1,8 @@
 """Numbers that stand in more than one place agree: README's table of speeds with docs/cuda.md,
 where they were measured; README's and docs/lra.md's accuracies with results/lra.jsonl, of several
 runs the one that validates best, or that with the same flags, and the flags of scripts/lra.sh with
-those of that run; accuracies at a step with the logs; the
-version of CHANGELOG and of the Python package with the header's.
+those of that run; accuracies at a step with the logs; the version of CHANGELOG and of the Python
+package with the header's.
 
     numbers.py ROOT
 """

@@ -567,9 +567,10 @@ static void left_out_refused(void **state) {
     REFUSED(ref, ht_config_check(ref, &config), HT_INVALID, "mask_zero must be 0 to 2, got 3");
     config.mask_zero = 2, config.pad = 1;
     REFUSED(ref, ht_config_check(ref, &config), HT_INVALID,
-            "mask_zero 2 leaves rows out: it cannot be had with pad 1, task classify");
+            "mask_zero 2 leaves rows out: it needs pad 0 and task classify or pairs, got pad 1, "
+            "task classify");
     config.pad = 0, config.task = HT_TASK_DENOISE;
-    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID, "with pad 0, task denoise");
+    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID, "got pad 0, task denoise");
     config.task = HT_TASK_CLASSIFY;
     OK(ref, ht_model_create(&model, ref, &config));
     OK(ref, ht_trainer_create(&trainer, model, NULL));
