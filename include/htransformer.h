@@ -169,6 +169,11 @@ typedef struct ht_attention_desc {
     double scale;          /* of the scores; 0: 1/sqrt(head_dim) */
     double rotary_theta;   /* rotary positions at level 0 with this base; 0: none */
     double dropout;        /* probability in [0, 1) that a weight is dropped */
+    int64_t open;          /* query fine: clusters that every row opens per level; 0: none */
+    int64_t open_leaf;     /* an opened cluster of at most so many rows takes part row by row; a
+                              power of two; 0: 8 */
+    int64_t open_peek;     /* levels below a cluster that its score looks at; 0: the default, 1; -1:
+                              none, the mean alone */
 } ht_attention_desc;
 #define HT_ATTENTION_DESC_INIT \
     { .size = sizeof(ht_attention_desc) }

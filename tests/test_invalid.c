@@ -237,6 +237,21 @@ static void plan_numbers(void **state) {
     GOOD_PLAN((d.kind = HT_FULL, d.causal = 1, d.query = HT_QUERY_MEAN));
 }
 
+/* opening belongs to query fine */
+static void plan_open(void **state) {
+    (void)state;
+    BAD_PLAN((d.query = HT_QUERY_FINE, d.open = -1), HT_INVALID, "open", "-1");
+    BAD_PLAN((d.query = HT_QUERY_FINE, d.open = (1 << 20) + 1), HT_INVALID, "open", "1048577");
+    BAD_PLAN((d.query = HT_QUERY_FIRST, d.open = 8), HT_INVALID, "8", "first");
+    BAD_PLAN((d.query = HT_QUERY_MEAN, d.open = 3), HT_INVALID, "3", "mean");
+    BAD_PLAN((d.query = HT_QUERY_FINE, d.kind = HT_FULL, d.open = 8), HT_INVALID, "8", "full");
+    BAD_PLAN((d.query = HT_QUERY_FINE, d.kind = HT_LOCAL, d.open = 8), HT_INVALID, "8", "local");
+    BAD_PLAN((d.query = HT_QUERY_FINE, d.open_leaf = 6), HT_INVALID, "open_leaf", "6");
+    BAD_PLAN((d.query = HT_QUERY_FINE, d.open_leaf = -8), HT_INVALID, "open_leaf", "-8");
+    BAD_PLAN((d.query = HT_QUERY_FINE, d.open_peek = -2), HT_INVALID, "open_peek", "-2");
+    BAD_PLAN((d.query = HT_QUERY_FINE, d.open_peek = 49), HT_INVALID, "open_peek", "49");
+}
+
 /* sizes that overflow are refused; where they are not, what is needed grows with them */
 static void plan_overflow(void **state) {
     (void)state;
@@ -533,6 +548,7 @@ static void list(void) {
     harness_add("memory", memory, NULL);
     harness_add("plan shapes", plan_shapes, NULL);
     harness_add("plan numbers", plan_numbers, NULL);
+    harness_add("plan open", plan_open, NULL);
     harness_add("plan overflow", plan_overflow, NULL);
     harness_add("plan answers", plan_answers, NULL);
     harness_add("plan kernels", plan_kernels, NULL);

@@ -74,7 +74,8 @@ class AttentionDesc(Structure):
                 ("kv_heads", c_int64), ("head_dim", c_int64), ("value_dim", c_int64),
                 ("block", c_int64), ("max_rows", c_int64), ("max_sequences", c_int64),
                 ("max_length", c_int64), ("scale", c_double), ("rotary_theta", c_double),
-                ("dropout", c_double)]
+                ("dropout", c_double), ("open", c_int64), ("open_leaf", c_int64),
+                ("open_peek", c_int64)]
 
 
 class AttentionNeed(Structure):

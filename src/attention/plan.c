@@ -73,6 +73,25 @@ static ht_status check_numbers(ht_context *ctx, const ht_attention_desc *d) {
     return HT_OK;
 }
 
+enum { MOST_OPEN = 1 << 20 };
+
+static ht_status check_open(ht_context *ctx, const ht_attention_desc *d) {
+    CHECK(ctx, d->open >= 0 && d->open <= MOST_OPEN, HT_INVALID, "open must be 0 to %d, got %lld",
+          MOST_OPEN, (long long)d->open);
+    CHECK(ctx, d->open_leaf >= 1 && (d->open_leaf & (d->open_leaf - 1)) == 0, HT_INVALID,
+          "open_leaf must be a power of two, got %lld", (long long)d->open_leaf);
+    CHECK(ctx, d->open_peek == -1 || (d->open_peek >= 1 && d->open_peek <= HTI_MAX_LEVELS),
+          HT_INVALID, "open_peek must be -1 (the mean alone) or 1 to %d, got %lld", HTI_MAX_LEVELS,
+          (long long)d->open_peek);
+    CHECK(ctx, d->open == 0 || d->kind == HT_HIERARCHICAL, HT_INVALID,
+          "only kind hierarchical has clusters to open: open is %lld with kind %s",
+          (long long)d->open, d->kind == HT_FULL ? "full" : "local");
+    CHECK(ctx, d->open == 0 || d->query == HT_QUERY_FINE, HT_INVALID,
+          "opening needs a query for every row: open is %lld with query %s, not fine",
+          (long long)d->open, d->query == HT_QUERY_MEAN ? "mean" : "first");
+    return HT_OK;
+}
+
 static void fill_defaults(ht_attention_desc *d) {
     if (d->kv_heads == 0) d->kv_heads = d->q_heads;
     if (d->value_dim == 0) d->value_dim = d->head_dim;
@@ -80,6 +99,8 @@ static void fill_defaults(ht_attention_desc *d) {
     if (d->max_sequences == 0) d->max_sequences = d->max_rows;
     if (d->max_length == 0) d->max_length = d->max_rows;
     if (d->scale == 0 && d->head_dim > 0) d->scale = 1 / sqrt((double)d->head_dim);
+    if (d->open_leaf == 0) d->open_leaf = 8;
+    if (d->open_peek == 0) d->open_peek = 1;
 }
 
 ht_status ht_attention_create(ht_attention **out, ht_context *ctx, const ht_attention_desc *desc) {
@@ -97,6 +118,7 @@ ht_status ht_attention_create(ht_attention **out, ht_context *ctx, const ht_atte
     TRY(check_shape(ctx, &d));
     TRY(check_maxima(ctx, &d));
     TRY(check_numbers(ctx, &d));
+    TRY(check_open(ctx, &d));
     TRY(ctx->ops->attention_check(ctx, &d));
 
     ht_attention *plan = hti_host_alloc(ctx, sizeof *plan);

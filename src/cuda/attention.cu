@@ -20,6 +20,9 @@ ht_status hti_cuda_attention_check(ht_context *ctx, const ht_attention_desc *des
     CHECK(ctx, desc->max_sequences <= MOST_ROWS, HT_UNSUPPORTED,
           "device \"%s\" takes at most %d sequences in a call, got max_sequences %lld", ctx->device,
           MOST_ROWS, (long long)desc->max_sequences);
+    CHECK(ctx, desc->open == 0, HT_UNSUPPORTED,
+          "device \"%s\" cannot open clusters yet: open is %lld", ctx->device,
+          (long long)desc->open);
     return HT_OK;
 }
 
