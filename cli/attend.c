@@ -6,8 +6,8 @@
  * of host memory to the device and back, so the same code serves a CPU and a GPU.
  */
 #include "commands.h"
-#include "npy.h"
-#include "save.h"
+#include "base/npy.h"
+#include "base/save.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

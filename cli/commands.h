@@ -19,11 +19,11 @@ extern const cli_command cli_map;             /* map.c */
 extern const cli_command cli_report;          /* report.c */
 extern const cli_command cli_completion;      /* completion.c */
 extern const cli_command cli_man;             /* man.c */
-extern const cli_command cli_bench_attention; /* bench_attention.c */
-extern const cli_command cli_bench_decode;    /* bench_decode.c */
+extern const cli_command cli_bench_attention; /* bench/attention.c */
+extern const cli_command cli_bench_decode;    /* bench/decode.c */
 extern const cli_command cli_data_make;       /* data.c */
 extern const cli_command cli_data_import;     /* data.c */
-extern const cli_command cli_data_show;       /* data_show.c */
+extern const cli_command cli_data_show;       /* data/show.c */
 extern const cli_command cli_data_ladder;     /* ladder.c */
 extern const cli_command cli_results;         /* results.c */
 

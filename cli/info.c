@@ -2,8 +2,8 @@
  * htransformer info: what this build knows and what this machine has.
  */
 #include "commands.h"
-#include "json.h"
-#include "sgemm.h"
+#include "base/json.h"
+#include "bench/sgemm.h"
 
 typedef struct info_values {
     int json;

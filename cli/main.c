@@ -2,7 +2,7 @@
  * htransformer: finds the command, parses its options by table, runs it, returns 0 (done), 1
  * (failed) or 2 (wrong usage).
  */
-#include "blas.h"
+#include "base/blas.h"
 #include "commands.h"
 
 #include <htransformer.h>

@@ -5,7 +5,7 @@
 #ifndef CLI_OPTIONS_H
 #define CLI_OPTIONS_H
 
-#include "say.h"
+#include "base/say.h"
 
 #include <stdint.h>
 

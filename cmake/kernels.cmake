@@ -5,22 +5,22 @@ set(kernel_libraries)
 set(HT_WITH_CUDA OFF)
 
 # one source per instruction set, chosen at run time
-set_source_files_properties(src/cpu/avx2.c PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma")
-set_source_files_properties(src/cpu/avx512.c PROPERTIES COMPILE_OPTIONS
+set_source_files_properties(src/cpu/fast/avx2.c PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma")
+set_source_files_properties(src/cpu/fast/avx512.c PROPERTIES COMPILE_OPTIONS
   "-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mprefer-vector-width=512")
 
 # the model's ops: loops that the compiler turns into vectors. NaN and infinities keep their
 # meaning; only errno and trap flags, which nobody reads, are given up, else nothing with a choice
 # in it vectorises
 set(loops "-fno-math-errno;-fno-trapping-math")
-set_source_files_properties(src/cpu/ops_f32.c src/cpu/ops_f64.c PROPERTIES
+set_source_files_properties(src/cpu/model/f32.c src/cpu/model/f64.c PROPERTIES
   COMPILE_OPTIONS "${loops}")
-set_source_files_properties(src/cpu/ops_avx2.c PROPERTIES
+set_source_files_properties(src/cpu/model/avx2.c PROPERTIES
   COMPILE_OPTIONS "${loops};-mavx2;-mfma")
-set_source_files_properties(src/cpu/ops_avx512.c PROPERTIES COMPILE_OPTIONS
+set_source_files_properties(src/cpu/model/avx512.c PROPERTIES COMPILE_OPTIONS
   "${loops};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mprefer-vector-width=512")
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS src/cuda/*.cu)
+file(GLOB cuda_sources CONFIGURE_DEPENDS src/cuda/*.cu src/cuda/*/*.cu)
 if(HT_CUDA AND cuda_sources)
   # nvcc is often installed without being on the PATH
   find_program(HT_NVCC nvcc HINTS ENV CUDACXX PATHS /usr/local/cuda/bin)

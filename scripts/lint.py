@@ -1,8 +1,10 @@
 """The mechanical part of CONTRIBUTING.md: includes point downward, line, function and file lengths,
-no call in the library that prints or ends the program. Prints one line per fault, exits 1 if any.
+files per folder, no call in the library that prints or ends the program. Prints one line per fault,
+exits 1 if any.
 
     python3 scripts/lint.py [ROOT]
 """
+import collections
 import pathlib
 import re
 import sys
@@ -13,7 +15,7 @@ KERNELS = {"cpu", "cuda"}  # reached through op.h only: nobody outside includes 
 PUBLIC_ONLY = {"cli", "examples", "python", "bench"}  # these see htransformer.h and themselves
 TESTS_MAY_SEE = {"core", ""}  # of src/, besides the public header and parts of cli/
 
-COLUMNS, FILE_LINES, FUNCTION_LINES = 100, 900, 80
+COLUMNS, FILE_LINES, FUNCTION_LINES, FOLDER_FILES = 100, 900, 80, 20
 C_FILES = {".c", ".h", ".cu", ".cuh", ".inc"}
 TEXT_FILES = C_FILES | {".py", ".sh", ".cmake", ".txt", ".in", ".md"}
 BANNED = re.compile(r"\b(v?f?printf|puts|putchar|perror|_?exit|_Exit|abort|assert)\s*\(")
@@ -56,6 +58,8 @@ def include_fault(root, path, name):
             return "points upward, from %s to %s" % (own or "src", target or "src")
         return None
     if ".." not in name and (root / path.parent / name).is_file():
+        return None
+    if where == "cli" and ".." not in name and (root / "cli" / name).is_file():
         return None
     if where == "tests" and (root / "src" / name).is_file():
         room = room_of(name)
@@ -139,6 +143,14 @@ def check_file(root, path):
         yield from check_functions(bare)
 
 
+def check_folders(paths):
+    """Folders of src/ and cli/ that hold too many files."""
+    count = collections.Counter(path.parent for path in paths if path.parts[0] in ("src", "cli"))
+    for folder, files in sorted(count.items()):
+        if files > FOLDER_FILES:
+            yield folder, "%d files in one folder" % files
+
+
 def sources(root):
     """Every text file of the tree; nothing built, hidden, of data or made by Python and pip."""
     for full in sorted(root.rglob("*")):
@@ -154,11 +166,15 @@ def sources(root):
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent)
     faults = files = 0
-    for path in sources(root):
+    paths = list(sources(root))
+    for path in paths:
         files += 1
         for number, fault in check_file(root, path):
             print("%s:%d: %s" % (path, number, fault))
             faults += 1
+    for folder, fault in check_folders(paths):
+        print("%s:1: %s" % (folder, fault))
+        faults += 1
     print("lint: %d files, %s" % (files, "%d faults" % faults if faults else "no fault"))
     sys.exit(1 if faults or not files else 0)
 

@@ -37,6 +37,20 @@ caught() {
     fi
 }
 
+# twenty files of one folder pass, one more does not
+caught_crowd() {
+    fresh
+    for n in $(seq 19); do
+        echo '/* a file */' >"$tree/src/core/f$n.c"
+    done
+    python3 "$lint" "$tree" >"$tree/out" || { echo "20 files do not pass"; failed=1; }
+    echo '/* a file */' >"$tree/src/core/f20.c"
+    if python3 "$lint" "$tree" >"$tree/out" || ! grep -q "^src/core:1: 21 files" "$tree/out"; then
+        echo "not caught: a crowded folder"
+        failed=1
+    fi
+}
+
 fresh
 for made in build python/build python/x.egg-info data runs; do
     mkdir -p "$tree/$made"
@@ -61,6 +75,7 @@ caught "a long line" "101 columns" src/op.h "// $long"
 caught "a tab" "a tab" cli/main.c "$(printf '\tint x;')"
 caught "a long function" "function of 82 lines" src/core/a.c "int h(int x) {" "$many" "}"
 caught "a long file" "more than 900 lines" src/core/a.c "$(printf 'int x;\n%.0s' $(seq 901))"
+caught_crowd
 caught "something left open" "left open" src/op.h "/* TO""DO */"
 caught "a file that says nothing" "comment of its purpose" src/core/b.h "int x;"
 exit $failed

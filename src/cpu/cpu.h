@@ -33,7 +33,7 @@ ht_status hti_cpu_attention_check(ht_context *ctx, const ht_attention_desc *desc
 /* The number of the calling thread inside a parallel region. */
 int hti_cpu_thread(void);
 
-/* The reference kernels of one precision (ref_f32.c, ref_f64.c). */
+/* The reference kernels of one precision (ref/f32.c, ref/f64.c). */
 typedef struct hti_ref_kernels {
     void (*need)(const ht_context *ctx, const ht_attention_desc *desc, ht_attention_need *need);
     void (*forward)(ht_context *ctx, const hti_attention_call *call);

@@ -3,7 +3,7 @@
  * run.
  */
 #include "cuda/cuda.h"
-#include "cuda/full.h"
+#include "cuda/full/full.h"
 #include "cuda/hier.h"
 
 #include <string.h>

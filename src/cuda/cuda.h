@@ -131,7 +131,7 @@ typedef struct hti_cuda_args {
     float *gt;        /* [q_heads][clusters][value_dim] weighted dout */
     float *dqt;       /* [q_heads][clusters][head_dim]; shares its place with qt */
     float *dkt, *dvt; /* [kv_heads][clusters][head_dim | value_dim] */
-    float *pieces;    /* query fine: partial dK~ and dV~, see generic_backward.cu */
+    float *pieces;    /* query fine: partial dK~ and dV~, see generic/backward.cu */
     float *bias_part; /* [bias_parts][q_heads][4*block - 1] */
     int bias_parts;
 
@@ -161,7 +161,7 @@ HTI_FN int64_t hti_cluster_at(const hti_cuda_args &a, int64_t start, int level) 
 
 /* ---- the generic kernels: every mode, every shape -------------------------------------------- */
 
-/* Levels >= 1 of k, v and, in mean and first, q (generic_coarsen.cu). */
+/* Levels >= 1 of k, v and, in mean and first, q (generic/coarsen.cu). */
 ht_status hti_cuda_coarsen(const ht_context *ctx, const hti_cuda_args &args, int bf16);
 /* The first valid row of each cluster (query first with a query mask). */
 ht_status hti_cuda_first(const ht_context *ctx, const hti_cuda_args &args);
@@ -206,7 +206,8 @@ int hti_narrow_takes_backward(const hti_cuda_backend *backend, const hti_attenti
 ht_status hti_narrow_forward(const ht_context *ctx, const hti_cuda_args &args);
 ht_status hti_narrow_backward(const ht_context *ctx, const hti_cuda_args &args);
 
-/* ---- only first rows are wanted (first.cu): calls with `first` set ----------------------------
+/* ---- only first rows are wanted (tower/first.cu): calls with `first` set
+ * ----------------------------
  */
 
 /* cu: device [sequences + 1], or NULL: equal lengths. saved: [sequences][heads] lse, log2 units. */

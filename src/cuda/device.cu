@@ -2,7 +2,7 @@
  * CUDA devices: the list of them, contexts, memory, checked launches, and the table of kernels.
  */
 #include "cuda/cuda.h"
-#include "cuda/model.h"
+#include "cuda/model/model.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -96,7 +96,7 @@ ht_status hti_hier_forward(ht_context *ctx, const hti_attention_call *call);
 int hti_hier_takes_backward(const hti_attention_call *call);
 ht_status hti_hier_backward(ht_context *ctx, const hti_attention_call *call);
 
-/* Stage 0 by a kernel that walks along the rows (hier_walk.cu): levels 0 to 2 into out and flse,
+/* Stage 0 by a kernel that walks along the rows (tower/walk.cu): levels 0 to 2 into out and flse,
  * level 3 of q, k, v into the towers; then levels 6 and 9. Stage 1 merges itself into out. */
 #define HTI_WALK_DIM 64
 int hti_walk_takes(const ht_context *ctx, const hti_hier_args &args);

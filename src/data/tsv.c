@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "core/philox.h"
-#include "data/set.h"
+#include "data/lra/set.h"
 
 typedef struct tsv {
     ht_data *data;

@@ -1,7 +1,7 @@
 /*
  * What eval makes of losses, on cases small enough for the hand.
  */
-#include "measure.h"
+#include "run/measure.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-#include <count.h>
-#include <json.h>
-#include <save.h>
+#include <base/count.h>
+#include <base/json.h>
+#include <base/save.h>
 
 /* ---- counting ---------------------------------------------------------------------------- */
 

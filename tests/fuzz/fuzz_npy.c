@@ -5,7 +5,7 @@
  * With libFuzzer (clang, -DHT_FUZZ=ON): fuzz_npy tests/fuzz/npy. Without it, mutate.c drives the
  * same function.
  */
-#include <npy.h>
+#include <base/npy.h>
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,0 +1,66 @@
+/*
+ * The JSON writer.
+ */
+#include "base/json.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+static void quoted(FILE *out, const char *text) {
+    fputc('"', out);
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c == '"' || c == '\\')
+            fprintf(out, "\\%c", c);
+        else if (c < 0x20)
+            fprintf(out, "\\u%04x", c);
+        else
+            fputc(c, out);
+    }
+    fputc('"', out);
+}
+
+static void member(json_writer *json, const char *key) {
+    if (json->comma) fputs(", ", json->out);
+    json->comma = true;
+    if (!key) return;
+    quoted(json->out, key);
+    fputs(": ", json->out);
+}
+
+void json_open(json_writer *json, const char *key, char bracket) {
+    member(json, key);
+    fputc(bracket, json->out);
+    json->comma = false;
+}
+
+void json_close(json_writer *json, char bracket) {
+    fputc(bracket, json->out);
+    json->comma = true;
+}
+
+void json_text(json_writer *json, const char *key, const char *text) {
+    member(json, key);
+    if (text)
+        quoted(json->out, text);
+    else
+        fputs("null", json->out);
+}
+
+void json_int(json_writer *json, const char *key, int64_t number) {
+    member(json, key);
+    fprintf(json->out, "%" PRId64, number);
+}
+
+void json_real(json_writer *json, const char *key, double number) {
+    member(json, key);
+    if (isfinite(number))
+        fprintf(json->out, "%.6g", number);
+    else
+        fputs("null", json->out);
+}
+
+void json_bool(json_writer *json, const char *key, bool value) {
+    member(json, key);
+    fputs(value ? "true" : "false", json->out);
+}

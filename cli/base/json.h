@@ -1,0 +1,25 @@
+/*
+ * One JSON object per line, written as it comes. A number that JSON cannot hold (NaN,
+ * infinity) becomes null.
+ */
+#ifndef CLI_BASE_JSON_H
+#define CLI_BASE_JSON_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+typedef struct json_writer {
+    FILE *out;
+    bool comma; /* before the next member */
+} json_writer;
+
+/* key NULL: an element of a list, or the outermost object. */
+void json_open(json_writer *json, const char *key, char bracket);     /* '{' or '[' */
+void json_close(json_writer *json, char bracket);                     /* '}' or ']' */
+void json_text(json_writer *json, const char *key, const char *text); /* NULL: null */
+void json_int(json_writer *json, const char *key, int64_t number);
+void json_real(json_writer *json, const char *key, double number);
+void json_bool(json_writer *json, const char *key, bool value);
+
+#endif

@@ -1,0 +1,151 @@
+/*
+ * A run's model on data: the confusion matrix of a classifier, or a language model's loss by
+ * position.
+ */
+#include "report/report.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Where the run had its validation data: --valid, or the held-out part of --data, or generated. */
+static void own_data(const report_run *r, ht_data_desc *desc, char path[4096], double *holdout) {
+    char file[4096];
+    cli_error ignored;
+    char *text =
+        run_path(file, r->path, "run.json", &ignored) ? run_read_text(file, &ignored) : NULL;
+    cJSON *root = text ? cJSON_Parse(text) : NULL;
+    const cJSON *data = cJSON_GetObjectItemCaseSensitive(root, "data");
+    const cJSON *valid = cJSON_GetObjectItemCaseSensitive(root, "valid");
+    const cJSON *share = cJSON_GetObjectItemCaseSensitive(root, "holdout");
+    bool own = cJSON_IsString(valid) && valid->valuestring[0];
+    path[0] = '\0';
+    if (own || cJSON_IsString(data))
+        snprintf(path, 4096, "%s", own ? valid->valuestring : data->valuestring);
+    *holdout = !own && cJSON_IsNumber(share) ? share->valuedouble : 0;
+    desc->part = HT_PART_VALID;
+    desc->path = path[0] ? path : NULL;
+    desc->holdout = path[0] ? *holdout : 0;
+    cJSON_Delete(root);
+    free(text);
+}
+
+typedef struct counter {
+    report_eval *e;
+    run_model *m;
+    float *out; /* logits or losses of a batch */
+    double sum[REPORT_POSITIONS], count[REPORT_POSITIONS];
+} counter;
+
+static void count_answers(counter *c, const ht_batch *batch) {
+    const ht_config *config = &c->m->config;
+    int64_t items = batch->sequences / (config->task == HT_TASK_PAIRS ? 2 : 1);
+    for (int64_t i = 0; i < items; i++) {
+        int64_t label = batch->targets[i], best = 0;
+        const float *logits = c->out + i * config->classes;
+        if (label < 0) continue;
+        double sum = 0;
+        for (int64_t k = 1; k < config->classes; k++)
+            if (logits[k] > logits[best]) best = k;
+        for (int64_t k = 0; k < config->classes; k++) sum += exp(logits[k] - logits[best]);
+        c->e->loss += log(sum) - (logits[label] - logits[best]);
+        c->e->accuracy += best == label;
+        c->e->items++;
+        if (config->classes <= REPORT_CLASSES) c->e->confusion[label][best]++;
+    }
+}
+
+static void count_losses(counter *c, const ht_batch *batch) {
+    int64_t length = c->m->config.length;
+    for (int64_t i = 0; i < batch->sequences; i++)
+        for (int32_t k = batch->cu_seqlens[i]; k < batch->cu_seqlens[i + 1]; k++) {
+            if (batch->targets[k] < 0) continue;
+            int64_t at = (k - batch->cu_seqlens[i]) * c->e->positions / length;
+            c->sum[at] += c->out[k] / log(2);
+            c->count[at]++;
+            c->e->loss += c->out[k];
+            c->e->items++;
+        }
+}
+
+static bool run_batches(counter *c, ht_data *data, int64_t most, cli_error *error) {
+    ht_batch batch = HT_BATCH_INIT;
+    int64_t done = 0;
+    ht_status status = HT_OK;
+    while (done < most && (status = ht_data_next(data, &batch)) == HT_OK) {
+        status = ht_trainer_predict(c->m->trainer, &batch, c->out);
+        if (status != HT_OK) break;
+        if (c->e->language)
+            count_losses(c, &batch);
+        else
+            count_answers(c, &batch);
+        done += batch.sequences;
+    }
+    if (status != HT_OK && status != HT_END)
+        return cli_fail(error, "%s", ht_context_error(c->m->ctx));
+    return c->e->items > 0 || cli_fail(error, "the data holds nothing to evaluate on");
+}
+
+static void finish(counter *c) {
+    report_eval *e = c->e;
+    int64_t length = c->m->config.length;
+    e->loss /= (double)e->items;
+    e->accuracy /= (double)e->items;
+    for (int p = 0; p < e->positions; p++) {
+        e->position[p] = ((double)p + 0.5) * (double)length / e->positions;
+        e->bits[p] = c->count[p] ? c->sum[p] / c->count[p] : NAN;
+    }
+    e->done = true;
+}
+
+static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_error *error) {
+    const ht_config *config = &m->config;
+    report_eval *e = &r->eval;
+    ht_data_desc desc = HT_DATA_DESC_INIT;
+    ht_data *data = NULL;
+    char path[4096];
+    double holdout;
+    counter *c = calloc(1, sizeof *c);
+    size_t room = (size_t)(config->batch * config->length), logits;
+    logits = (size_t)(config->batch * config->classes);
+    e->language = config->task == HT_TASK_LANGUAGE;
+    e->classes = config->classes;
+    e->positions = !e->language                        ? 0
+                   : config->length < REPORT_POSITIONS ? (int)config->length
+                                                       : REPORT_POSITIONS;
+    own_data(r, &desc, path, &holdout);
+    if (v->data) desc.path = v->data, desc.holdout = 0, desc.part = HT_PART_TEST;
+    desc.tokenizer = m->tokenizer;
+    desc.config = config;
+    bool good = c || cli_fail(error, "out of memory");
+    if (good) {
+        c->e = e;
+        c->m = m;
+        c->out = malloc((room > logits ? room : logits) * sizeof *c->out);
+        good = c->out || cli_fail(error, "out of memory");
+    }
+    bool made = config->format == HT_FORMAT_LISTOPS || config->format == HT_FORMAT_PATHFINDER;
+    if (good && !desc.path && !made)
+        good = cli_fail(error, "the run does not say where its data is; give --data");
+    if (good && ht_data_open(&data, m->ctx, &desc) != HT_OK)
+        good = cli_fail(error, "%s", ht_context_error(m->ctx));
+    good = good && run_batches(c, data, v->items, error);
+    if (good) finish(c);
+    ht_data_close(data);
+    if (c) free(c->out);
+    free(c);
+    return good;
+}
+
+void report_evaluate(report_run *r, const report_values *v) {
+    run_model m;
+    cli_error error = {""};
+    int code;
+    bool good = run_open(&m, r->path, v->last, 0, v->device, v->threads, &code, &error);
+    if (good) {
+        good = evaluate(r, &m, v, &error);
+        run_close(&m);
+    }
+    if (!good) snprintf(r->eval.problem, sizeof r->eval.problem, "%s", error.text);
+    if (!good) cli_note("report", "%s: %s", r->path, error.text);
+}

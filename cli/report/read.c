@@ -1,0 +1,144 @@
+/*
+ * A run folder as numbers: config.json and log.jsonl.
+ */
+#include "report/report.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const step_keys[COLUMNS] = {"step",          "loss", "accuracy",    "rate",
+                                               "gradient_norm", "ms",   "tokens_per_s"};
+static const char *const valid_keys[COLUMNS] = {"step", "valid_loss", "valid_accuracy"};
+
+static bool grow(report_lines *lines) {
+    if (lines->count < lines->room) return true;
+    int room = lines->room ? 2 * lines->room : 1024;
+    for (int c = 0; c < COLUMNS; c++) {
+        double *more = realloc(lines->at[c], (size_t)room * sizeof *more);
+        if (!more) return false;
+        lines->at[c] = more;
+    }
+    lines->room = room;
+    return true;
+}
+
+/* A run that was killed and resumed logs some steps again: the later line counts. */
+static void drop_from(report_lines *lines, double step) {
+    while (lines->count > 0 && lines->at[COLUMN_STEP][lines->count - 1] >= step) lines->count--;
+}
+
+static bool add(report_lines *lines, const cJSON *root, const char *const *keys) {
+    const cJSON *step = cJSON_GetObjectItemCaseSensitive(root, "step");
+    if (cJSON_IsNumber(step)) drop_from(lines, step->valuedouble);
+    if (!grow(lines)) return false;
+    for (int c = 0; c < COLUMNS; c++) {
+        const cJSON *item = keys[c] ? cJSON_GetObjectItemCaseSensitive(root, keys[c]) : NULL;
+        lines->at[c][lines->count] = cJSON_IsNumber(item) ? item->valuedouble : NAN;
+    }
+    lines->count++;
+    return true;
+}
+
+static bool read_log(report_run *r, const char *path, cli_error *error) {
+    FILE *f = fopen(path, "rb");
+    if (!f) return cli_fail(error, "%s could not be opened: %s", path, strerror(errno));
+    char *line = NULL;
+    size_t room = 0;
+    bool good = true;
+    for (ssize_t n; good && (n = getline(&line, &room, f)) >= 0;) {
+        if (n <= 1) continue;
+        cJSON *root = cJSON_Parse(line);
+        bool usable = cJSON_IsNumber(cJSON_GetObjectItemCaseSensitive(root, "step"));
+        bool valid = cJSON_HasObjectItem(root, "valid_loss");
+        if (!usable)
+            r->damaged++; /* a run that was killed may leave half a line */
+        else if (!add(valid ? &r->valid : &r->steps, root, valid ? valid_keys : step_keys))
+            good = cli_fail(error, "out of memory");
+        cJSON_Delete(root);
+    }
+    if (good && ferror(f)) good = cli_fail(error, "%s could not be read", path);
+    if (good && r->steps.count == 0) good = cli_fail(error, "%s holds no step yet", path);
+    free(line);
+    fclose(f);
+    return good;
+}
+
+/* The last part of the folder's name. */
+static void name_of(report_run *r, const char *path) {
+    size_t n = strlen(path), from;
+    while (n > 1 && path[n - 1] == '/') n--;
+    for (from = n; from > 0 && path[from - 1] != '/';) from--;
+    snprintf(r->name, sizeof r->name, "%.*s", (int)(n - from), path + from);
+}
+
+bool report_read(report_run *r, const char *path, cli_error *error) {
+    char file[4096];
+    *r = (report_run){.path = path};
+    name_of(r, path);
+    if (!run_path(file, path, "config.json", error)) return false;
+    char *text = run_read_text(file, error);
+    if (!text) return false;
+    r->config = cJSON_Parse(text);
+    free(text);
+    if (!cJSON_IsObject(r->config)) return cli_fail(error, "%s is damaged", file);
+    const cJSON *task = cJSON_GetObjectItemCaseSensitive(r->config, "task");
+    r->language = cJSON_IsString(task) && strcmp(task->valuestring, "language") == 0;
+    return run_path(file, path, "log.jsonl", error) && read_log(r, file, error);
+}
+
+void report_release(report_run *r) {
+    cJSON_Delete(r->config);
+    for (int c = 0; c < COLUMNS; c++) {
+        free(r->steps.at[c]);
+        free(r->valid.at[c]);
+    }
+    *r = (report_run){0};
+}
+
+int report_best(const report_run *r) {
+    int best = -1;
+    report_column column = r->language ? COLUMN_LOSS : COLUMN_ACCURACY;
+    for (int i = 0; i < r->valid.count; i++) {
+        double x = r->valid.at[column][i], y = best < 0 ? NAN : r->valid.at[column][best];
+        if (isfinite(x) && (best < 0 || (r->language ? x < y : x > y))) best = i;
+    }
+    return best;
+}
+
+double report_seconds(const report_run *r) {
+    double sum = 0;
+    for (int i = 0; i < r->steps.count; i++)
+        if (isfinite(r->steps.at[COLUMN_MS][i])) sum += r->steps.at[COLUMN_MS][i] / 1e3;
+    return sum;
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double report_throughput(const report_run *r) {
+    double *sorted = malloc((size_t)r->steps.count * sizeof *sorted), out = NAN;
+    int n = 0;
+    for (int i = 0; sorted && i < r->steps.count; i++)
+        if (isfinite(r->steps.at[COLUMN_TOKENS][i])) sorted[n++] = r->steps.at[COLUMN_TOKENS][i];
+    if (n) {
+        qsort(sorted, (size_t)n, sizeof *sorted, compare);
+        out = sorted[n / 2];
+    }
+    free(sorted);
+    return out;
+}
+
+const char *report_setting(char *out, size_t bytes, const report_run *r, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(r->config, key);
+    if (cJSON_IsString(item))
+        snprintf(out, bytes, "%s", item->valuestring);
+    else if (cJSON_IsNumber(item))
+        snprintf(out, bytes, "%.10g", item->valuedouble);
+    else
+        snprintf(out, bytes, "-");
+    return out;
+}

@@ -1,0 +1,185 @@
+/*
+ * htransformer eval: how good a trained model is on data, with the error that the number of items
+ * leaves.
+ */
+#include "base/json.h"
+#include "run/measure.h"
+#include "run/run.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct eval_values {
+    const char *run, *data, *papers, *device;
+    int64_t threads, fresh, items, length;
+    double holdout;
+    int json, last, part, by_position;
+} eval_values;
+
+static const char *const parts[] = {"train", "valid", "test", NULL};
+
+static const cli_option options[] = {
+    {"data", CLI_READ, offsetof(eval_values, data), "PATH",
+     .help = "a file, folder or - for stdin, as in train; without it ListOps expressions and "
+             "Pathfinder images are made"},
+    {"papers", CLI_READ, offsetof(eval_values, papers), "PATH", .help = "as in train"},
+    {"part", CLI_CHOICE, offsetof(eval_values, part), NULL, "test", parts,
+     .help = "which of the items that are made, or with --holdout of the data"},
+    {"holdout", CLI_REAL, offsetof(eval_values, holdout), "SHARE", "0", .min = 0, .max = 1,
+     .help = "as in train: --part valid is what it held out of --data"},
+    {"fresh", CLI_INT, offsetof(eval_values, fresh), "N", "0", .min = 0, .max = 1000000000,
+     .help = "make N items from another seed than the run's, never seen in training"},
+    {"items", CLI_INT, offsetof(eval_values, items), "N", "0", .min = 0, .max = 1000000000,
+     .help = "no more than about N items, the first ones; 0: all"},
+    {"length", CLI_INT, offsetof(eval_values, length), "N", "0", .min = 0, .max = 134217728,
+     .help = "tokens of a text, or of a language model's context; 0: as in training"},
+    {"last", CLI_FLAG, offsetof(eval_values, last), .help = "the newest checkpoint, not the best"},
+    {"by_position", CLI_FLAG, offsetof(eval_values, by_position),
+     .help = "language models: loss by position in the context, too"},
+    {"json", CLI_FLAG, offsetof(eval_values, json), .help = "one JSON object instead of text"},
+    {"device", CLI_TEXT, offsetof(eval_values, device), "NAME", .help = "as in htransformer info"},
+    {"threads", CLI_INT, offsetof(eval_values, threads), "N", "0", .min = 0, .max = 4096,
+     .help = "CPU threads; 0: all"},
+    {0},
+};
+
+/* Sums over items. */
+typedef struct totals {
+    double loss, correct, targets; /* over targets */
+    double majority;
+    measure language;
+} totals;
+
+static bool add_losses(totals *t, run_model *m, const ht_batch *batch, float *losses) {
+    if (ht_trainer_predict(m->trainer, batch, losses) != HT_OK) return false;
+    measure_add(&t->language, batch, losses);
+    return true;
+}
+
+static bool add_report(totals *t, run_model *m, const ht_batch *batch) {
+    ht_report r = HT_REPORT_INIT;
+    if (ht_trainer_evaluate(m->trainer, batch, &r) != HT_OK) return false;
+    t->loss += r.loss * (double)r.targets;
+    t->correct += (double)r.correct;
+    t->targets += (double)r.targets;
+    return true;
+}
+
+static bool evaluate(totals *t, run_model *m, ht_data *data, int64_t items, cli_error *error) {
+    ht_batch batch = HT_BATCH_INIT;
+    ht_status status;
+    bool language = m->config.task == HT_TASK_LANGUAGE;
+    float *losses =
+        language ? malloc(sizeof *losses * (size_t)(m->config.batch * m->config.length)) : NULL;
+    bool good = !language || losses || cli_fail(error, "out of memory");
+    t->language.tokenizer = m->tokenizer;
+    t->language.documents = m->config.documents;
+    for (int64_t seen = 0; good && (items == 0 || seen < items);) {
+        if ((status = ht_data_next(data, &batch)) == HT_END) break;
+        seen += m->config.batch;
+        good = status == HT_OK &&
+               (language ? add_losses(t, m, &batch, losses) : add_report(t, m, &batch));
+        if (!good) cli_fail(error, "%s", ht_context_error(m->ctx));
+    }
+    free(losses);
+    return good;
+}
+
+static void print_json(const totals *t, const run_model *m, int by_position) {
+    double share = t->correct / t->targets;
+    json_writer json = {.out = stdout};
+    json_open(&json, NULL, '{');
+    json_text(&json, "model", m->path);
+    if (m->config.task == HT_TASK_LANGUAGE) {
+        measure_json(&t->language, &json, by_position);
+    } else {
+        json_int(&json, "targets", (int64_t)t->targets);
+        json_real(&json, "loss", t->loss / t->targets);
+        json_real(&json, "accuracy", share);
+        json_real(&json, "accuracy_error", sqrt(share * (1 - share) / t->targets));
+        if (m->config.task != HT_TASK_DENOISE) json_real(&json, "majority", t->majority);
+    }
+    json_close(&json, '}');
+    putchar('\n');
+}
+
+static void print(const totals *t, const run_model *m, const eval_values *v) {
+    double loss = t->loss / t->targets, share = t->correct / t->targets;
+    if (v->json)
+        print_json(t, m, v->by_position);
+    else if (m->config.task == HT_TASK_LANGUAGE)
+        measure_print(&t->language, m->path, v->by_position);
+    else if (m->config.task == HT_TASK_DENOISE)
+        printf("accuracy %.2f +- %.2f %% of %.0f %s tokens, loss %.4f (%s)\n", 100 * share,
+               100 * sqrt(share * (1 - share) / t->targets), t->targets,
+               m->config.hide > 0 ? "hidden" : "next", loss, m->path);
+    else
+        printf("accuracy %.2f +- %.2f %% of %.0f items, loss %.4f; the largest class alone %.2f %% "
+               "(%s)\n",
+               100 * share, 100 * sqrt(share * (1 - share) / t->targets), t->targets, loss,
+               100 * t->majority, m->path);
+}
+
+static bool open_data(ht_data **out, run_model *m, const eval_values *v, double *majority,
+                      cli_error *error) {
+    ht_data_desc desc = HT_DATA_DESC_INIT;
+    ht_data_info info = HT_DATA_INFO_INIT;
+    ht_config config = m->config;
+    bool made = config.format == HT_FORMAT_LISTOPS || config.format == HT_FORMAT_PATHFINDER;
+    desc.config = &config;
+    desc.path = v->data;
+    desc.papers = v->papers;
+    desc.holdout = v->holdout;
+    desc.part = (ht_part)v->part;
+    desc.tokenizer = m->tokenizer;
+    if (v->fresh && (v->data || !made))
+        return cli_fail(error, "--fresh is for ListOps and Pathfinder, without --data");
+    if (!v->data && !made)
+        return cli_fail(error, "--data is missing: what should it be evaluated on?");
+    if (v->fresh) {
+        config.valid_items = v->fresh;
+        config.data_seed++;
+        desc.part = HT_PART_TEST;
+    }
+    if (ht_data_open(out, m->ctx, &desc) != HT_OK || ht_data_get_info(*out, &info) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(m->ctx));
+    *majority = info.majority;
+    return true;
+}
+
+static int run(const void *values) {
+    const eval_values *v = values;
+    run_model m;
+    totals t = {0};
+    ht_data *data = NULL;
+    cli_error error = {""};
+    int code;
+    if (!run_open(&m, v->run, v->last, v->length, v->device, v->threads, &code, &error)) {
+        cli_say("eval", "%s", error.text);
+        return code;
+    }
+    bool good =
+        open_data(&data, &m, v, &t.majority, &error) && evaluate(&t, &m, data, v->items, &error);
+    if (good)
+        print(&t, &m, v);
+    else
+        cli_say("eval", "%s", error.text);
+    ht_data_close(data);
+    run_close(&m);
+    return good ? CLI_OK : CLI_FAILED;
+}
+
+const cli_command cli_eval = {
+    .name = "eval",
+    .summary = "how good a trained model is, with standard error",
+    .about =
+        "RUN is a run folder of train, or a checkpoint itself. Language models: bits per byte, "
+        "loss and perplexity per token and per word; errors come from the spread over "
+        "sequences.\n",
+    .options = options,
+    .word = "RUN",
+    .word_offset = offsetof(eval_values, run),
+    .values_bytes = sizeof(eval_values),
+    .run = run,
+};

@@ -1,0 +1,208 @@
+/*
+ * htransformer predict: labels for texts, one per line; of a language model, how many bits each
+ * line takes.
+ */
+#include "base/json.h"
+#include "run/run.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct predict_values {
+    const char *run, *text, *data, *device;
+    int64_t threads;
+    int json, last;
+} predict_values;
+
+static const cli_option options[] = {
+    {"text", CLI_TEXT, offsetof(predict_values, text), "TEXT",
+     .help = "one text; a pair: text<TAB>text"},
+    {"data", CLI_READ, offsetof(predict_values, data), "FILE",
+     .help = "texts without labels, one per line; - or nothing: stdin"},
+    {"last", CLI_FLAG, offsetof(predict_values, last),
+     .help = "the newest checkpoint, not the best"},
+    {"json", CLI_FLAG, offsetof(predict_values, json), .help = "one JSON object per line"},
+    {"device", CLI_TEXT, offsetof(predict_values, device), "NAME",
+     .help = "as in htransformer info"},
+    {"threads", CLI_INT, offsetof(predict_values, threads), "N", "0", .min = 0, .max = 4096,
+     .help = "CPU threads; 0: all"},
+    {0},
+};
+
+typedef struct predictor {
+    run_model m;
+    int32_t *tokens, *targets;
+    float *out; /* logits, or losses */
+    int json;
+    long long line;
+} predictor;
+
+static void print_line(const predictor *p, const char *text, size_t bytes) {
+    const ht_config *c = &p->m.config;
+    json_writer json = {.out = stdout};
+    int64_t best = 0;
+    double sum = 0, top = p->out[0];
+    for (int64_t i = 1; i < c->classes; i++)
+        if (p->out[i] > p->out[best]) best = i, top = p->out[i];
+    for (int64_t i = 0; i < c->classes; i++) sum += exp(p->out[i] - top);
+    if (!p->json) {
+        printf("%lld\t%.4f\t%.*s\n", (long long)best, 1 / sum, (int)bytes, text);
+        return;
+    }
+    json_open(&json, NULL, '{');
+    json_int(&json, "line", p->line);
+    json_int(&json, "label", best);
+    json_real(&json, "probability", 1 / sum);
+    json_open(&json, "probabilities", '[');
+    for (int64_t i = 0; i < c->classes; i++) json_real(&json, NULL, exp(p->out[i] - top) / sum);
+    json_close(&json, ']');
+    json_close(&json, '}');
+    putchar('\n');
+}
+
+static void print_bits(const predictor *p, const char *text, size_t bytes, int64_t count,
+                       int64_t encoded) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += p->out[i] / log(2);
+    if (p->json) {
+        json_writer json = {.out = stdout};
+        json_open(&json, NULL, '{');
+        json_int(&json, "line", p->line);
+        json_real(&json, "bits_per_byte", sum / (double)encoded);
+        json_int(&json, "bytes", encoded);
+        json_close(&json, '}');
+        putchar('\n');
+    } else {
+        printf("%.4f\t%.*s\n", sum / (double)encoded, (int)bytes, text);
+    }
+}
+
+/* Tokens of a text at `at`, at most `length`; returns how many, or -1. */
+static int64_t encode(predictor *p, int64_t at, const char *text, size_t bytes, cli_error *error) {
+    const ht_config *c = &p->m.config;
+    int64_t count = 0;
+    ht_status status =
+        p->m.tokenizer
+            ? ht_tokenizer_encode(p->m.tokenizer, text, bytes, p->tokens + at, c->length, &count)
+            : ht_data_encode(p->m.ctx, c, text, bytes, p->tokens + at, c->length, &count);
+    if (status != HT_OK) {
+        cli_fail(error, "line %lld: %s", p->line, ht_context_error(p->m.ctx));
+        return -1;
+    }
+    if (count == 0) {
+        cli_fail(error, "line %lld: the text is empty", p->line);
+        return -1;
+    }
+    return count < c->length ? count : c->length;
+}
+
+/* A language model starts from token 0 and is asked for each byte. */
+static bool language_line(predictor *p, const char *text, size_t bytes, cli_error *error) {
+    int64_t n = encode(
+        p, 1, text, bytes < (size_t)p->m.config.length ? bytes : (size_t)p->m.config.length, error);
+    int32_t starts[2] = {0, (int32_t)n};
+    ht_batch batch = {.size = sizeof batch,
+                      .sequences = 1,
+                      .tokens = p->tokens,
+                      .cu_seqlens = starts,
+                      .targets = p->targets};
+    if (n < 0) return false;
+    p->tokens[0] = 0;
+    memcpy(p->targets, p->tokens + 1, sizeof *p->targets * (size_t)n);
+    if (ht_trainer_predict(p->m.trainer, &batch, p->out) != HT_OK)
+        return cli_fail(error, "line %lld: %s", p->line, ht_context_error(p->m.ctx));
+    int64_t encoded = 0; /* bytes of the tokens that were asked for */
+    for (int64_t i = 1; i <= n; i++) {
+        size_t size;
+        ht_tokenizer_piece(p->m.tokenizer, p->tokens[i], &size);
+        encoded += (int64_t)size;
+    }
+    print_bits(p, text, bytes, n, encoded);
+    return true;
+}
+
+static bool classify_line(predictor *p, const char *text, size_t bytes, cli_error *error) {
+    bool pairs = p->m.config.task == HT_TASK_PAIRS;
+    const char *tab = pairs ? memchr(text, '\t', bytes) : NULL;
+    if (pairs && !tab) return cli_fail(error, "line %lld: a pair must be text<TAB>text", p->line);
+    size_t first = tab ? (size_t)(tab - text) : bytes;
+    int64_t n = encode(p, 0, text, first, error), second = 0;
+    if (n >= 0 && tab) second = encode(p, n, tab + 1, bytes - first - 1, error);
+    if (n < 0 || second < 0) return false;
+    int32_t starts[3] = {0, (int32_t)n, (int32_t)(n + second)};
+    ht_batch batch = {.size = sizeof batch,
+                      .sequences = pairs ? 2 : 1,
+                      .tokens = p->tokens,
+                      .cu_seqlens = starts};
+    if (ht_trainer_predict(p->m.trainer, &batch, p->out) != HT_OK)
+        return cli_fail(error, "line %lld: %s", p->line, ht_context_error(p->m.ctx));
+    print_line(p, text, bytes);
+    return true;
+}
+
+static bool one_line(predictor *p, const char *text, size_t bytes, cli_error *error) {
+    p->line++;
+    if (p->m.config.task == HT_TASK_LANGUAGE) return language_line(p, text, bytes, error);
+    return classify_line(p, text, bytes, error);
+}
+
+static bool all_lines(predictor *p, const char *path, cli_error *error) {
+    bool standard = !path || strcmp(path, "-") == 0, good = true;
+    FILE *f = standard ? stdin : fopen(path, "rb");
+    if (!f) return cli_fail(error, "%s could not be opened: %s", path, strerror(errno));
+    char *line = NULL;
+    size_t room = 0;
+    for (ssize_t n; good && (n = getline(&line, &room, f)) >= 0;) {
+        while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) n--;
+        good = one_line(p, line, (size_t)n, error);
+    }
+    if (good && ferror(f))
+        good = cli_fail(error, "%s could not be read", standard ? "stdin" : path);
+    free(line);
+    if (!standard) fclose(f);
+    return good;
+}
+
+static bool allocate(predictor *p, cli_error *error) {
+    const ht_config *c = &p->m.config;
+    size_t tokens = 2 * (size_t)c->length + 2,
+           out = tokens > (size_t)c->classes ? tokens : (size_t)c->classes;
+    p->tokens = malloc(sizeof *p->tokens * tokens);
+    p->targets = malloc(sizeof *p->targets * tokens);
+    p->out = malloc(sizeof *p->out * out);
+    return (p->tokens && p->targets && p->out) || cli_fail(error, "out of memory");
+}
+
+static int run(const void *values) {
+    const predict_values *v = values;
+    predictor p = {.json = v->json};
+    cli_error error = {""};
+    int code;
+    if (!run_open(&p.m, v->run, v->last, 0, v->device, v->threads, &code, &error)) {
+        cli_say("predict", "%s", error.text);
+        return code;
+    }
+    bool good = allocate(&p, &error) && (v->text ? one_line(&p, v->text, strlen(v->text), &error)
+                                                 : all_lines(&p, v->data, &error));
+    if (!good) cli_say("predict", "%s", error.text);
+    free(p.tokens);
+    free(p.targets);
+    free(p.out);
+    run_close(&p.m);
+    return good ? CLI_OK : CLI_FAILED;
+}
+
+const cli_command cli_predict = {
+    .name = "predict",
+    .summary = "labels of texts, or a language model's bits per byte",
+    .about = "RUN is a run folder of train, or a checkpoint itself. Prints label, probability and "
+             "text, separated by "
+             "tabs. Texts longer than the model's length are cut.\n",
+    .options = options,
+    .word = "RUN",
+    .word_offset = offsetof(predict_values, run),
+    .values_bytes = sizeof(predict_values),
+    .run = run,
+};

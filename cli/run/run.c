@@ -1,0 +1,168 @@
+/*
+ * Run folders.
+ */
+#include "run/run.h"
+
+#include "base/save.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+bool run_path(char *out, const char *folder, const char *name, cli_error *error) {
+    if (snprintf(out, 4096, "%s/%s", folder, name) < 4096) return true;
+    return cli_fail(error, "the name of %.200s... is too long", folder);
+}
+
+char *run_read_text(const char *path, cli_error *error) {
+    enum { MOST = 1 << 20 };
+    FILE *f = fopen(path, "rb");
+    char *text = f ? malloc(MOST + 1) : NULL;
+    size_t n = text ? fread(text, 1, MOST + 1, f) : 0;
+    if (!f) {
+        cli_fail(error, "%s could not be opened: %s", path, strerror(errno));
+    } else if (!text || ferror(f) || n > MOST) {
+        cli_fail(error, "%s could not be read, or is too large for such a file", path);
+        free(text);
+        text = NULL;
+    } else {
+        text[n] = '\0';
+    }
+    if (f) fclose(f);
+    return text;
+}
+
+bool run_write_text(const char *path, const char *text, cli_error *error) {
+    save_file save = {0};
+    bool good = save_open(&save, path, error) && save_write(&save, text, strlen(text), error) &&
+                save_finish(&save, error) && save_commit(&save, error);
+    save_discard(&save);
+    return good;
+}
+
+bool run_copy(const char *to, const char *from, cli_error *error) {
+    char chunk[1 << 14];
+    FILE *f = fopen(from, "rb");
+    save_file save = {0};
+    if (!f) return cli_fail(error, "%s could not be opened: %s", from, strerror(errno));
+    bool good = save_open(&save, to, error);
+    for (size_t n; good && (n = fread(chunk, 1, sizeof chunk, f)) > 0;)
+        good = save_write(&save, chunk, n, error);
+    if (good && ferror(f)) good = cli_fail(error, "%s could not be read", from);
+    good = good && save_finish(&save, error) && save_commit(&save, error);
+    save_discard(&save);
+    fclose(f);
+    return good;
+}
+
+/* The newest step-N.safetensors of a folder; false: there is none. */
+static bool newest(char *out, const char *folder) {
+    DIR *d = opendir(folder);
+    long long best = -1;
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char *end;
+        if (strncmp(e->d_name, "step-", 5) != 0) continue;
+        long long step = strtoll(e->d_name + 5, &end, 10);
+        if (strcmp(end, ".safetensors") != 0 || step <= best) continue;
+        if (snprintf(out, 4096, "%s/%s", folder, e->d_name) < 4096) best = step;
+    }
+    if (d) closedir(d);
+    return best >= 0;
+}
+
+bool run_find(char *out, const char *run, int last, cli_error *error) {
+    struct stat about;
+    if (stat(run, &about) != 0)
+        return cli_fail(error, "%s could not be opened: %s", run, strerror(errno));
+    if (!S_ISDIR(about.st_mode)) {
+        snprintf(out, 4096, "%s", run);
+        return true;
+    }
+    if (!run_path(out, run, "best.safetensors", error)) return false;
+    if (!last && access(out, R_OK) == 0) return true;
+    if (newest(out, run)) return true;
+    return cli_fail(error, "%s holds no checkpoint of a run", run);
+}
+
+/* ---- the model in the box ---- */
+
+#define BOX "shakespeare.safetensors"
+
+/* Where it lies: beside the build folder, or where the program was installed. */
+static bool find_box(char *out, cli_error *error) {
+    static const char *const places[] = {"../models/" BOX, "../share/htransformer/" BOX,
+                                         "../../models/" BOX};
+    char self[4096];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[n > 0 ? n : 0] = '\0';
+    char *slash = strrchr(self, '/');
+    if (slash) *slash = '\0';
+    for (int i = 0; i < 3 && slash; i++)
+        if (snprintf(out, 4096, "%s/%s", self, places[i]) < 4096 && access(out, R_OK) == 0)
+            return true;
+    return cli_fail(error, "RUN is missing, and the model that comes with the program (" BOX
+                           ") is not where it should be");
+}
+
+/* ---- opening ---- */
+
+/* The tokens.model beside a checkpoint, or bytes. */
+static bool open_tokenizer(run_model *m, cli_error *error) {
+    char path[4096];
+    const char *slash = strrchr(m->path, '/');
+    int folder = slash ? (int)(slash - m->path) : 1;
+    int n = snprintf(path, sizeof path, "%.*s/tokens.model", folder, slash ? m->path : ".");
+    bool there = n < (int)sizeof path && access(path, R_OK) == 0;
+    if (ht_tokenizer_open(&m->tokenizer, m->ctx, there ? path : NULL) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(m->ctx));
+    if (ht_tokenizer_vocab(m->tokenizer) <= m->config.vocab) return true;
+    return cli_fail(error, "%s has %lld tokens, but the model only %lld", there ? path : "bytes",
+                    (long long)ht_tokenizer_vocab(m->tokenizer), (long long)m->config.vocab);
+}
+
+bool run_load(run_model *out, const char *run, int last, const char *device, int64_t threads,
+              int *code, cli_error *error) {
+    *out = (run_model){.config = HT_CONFIG_INIT};
+    *code = CLI_FAILED;
+    if (run ? !run_find(out->path, run, last, error) : !find_box(out->path, error)) return false;
+    out->ctx = cli_open_device(device, threads, code, error);
+    if (!out->ctx) return false;
+    *code = CLI_FAILED;
+    bool good = (ht_model_load(&out->model, out->ctx, out->path) == HT_OK &&
+                 ht_model_get_config(out->model, &out->config) == HT_OK) ||
+                cli_fail(error, "%s", ht_context_error(out->ctx));
+    if (good && out->config.task == HT_TASK_LANGUAGE) good = open_tokenizer(out, error);
+    if (!good) run_close(out);
+    return good;
+}
+
+/* As many tokens per batch as before, at another length. */
+static void set_length(ht_config *c, int64_t length) {
+    int64_t batch = length ? c->batch * c->length / length : c->batch;
+    if (length) c->length = length;
+    c->batch = batch > 0 ? batch : 1;
+}
+
+bool run_open(run_model *out, const char *run, int last, int64_t length, const char *device,
+              int64_t threads, int *code, cli_error *error) {
+    ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
+    desc.inference = 1;
+    if (!run_load(out, run, last, device, threads, code, error)) return false;
+    set_length(&out->config, length);
+    desc.config = &out->config;
+    if (ht_trainer_create(&out->trainer, out->model, &desc) == HT_OK) return true;
+    cli_fail(error, "%s", ht_context_error(out->ctx));
+    run_close(out);
+    return false;
+}
+
+void run_close(run_model *m) {
+    ht_tokenizer_close(m->tokenizer);
+    ht_trainer_destroy(m->trainer);
+    ht_model_destroy(m->model);
+    ht_context_destroy(m->ctx);
+    *m = (run_model){0};
+}

@@ -1,0 +1,457 @@
+/*
+ * htransformer train: a configuration (preset, then file, then flags), data, a run folder; trains
+ * and tells.
+ */
+#include "base/json.h"
+#include "run/progress.h"
+#include "run/run.h"
+#include "base/save.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* What the user gave for each key of a configuration, as text; NULL: nothing. */
+typedef struct given {
+#define FIELD(type, name, fallback, least, most, help) const char *name;
+    HT_CONFIG_MAP(FIELD)
+} given;
+
+typedef struct train_values {
+    const char *run, *preset, *config, *data, *valid, *papers, *tokenizer, *init, *device;
+    double holdout;
+    int64_t threads;
+    int resume, quiet;
+    given key;
+} train_values;
+
+static const cli_option options[] = {
+    {"run", CLI_TEXT, offsetof(train_values, run), "FOLDER", .required = 1,
+     .help = "where the run is kept"},
+    {"data", CLI_READ, offsetof(train_values, data), "PATH",
+     .help = "a file, a folder or - for stdin: label<TAB>text lines, plain text for a language "
+             "model, or images; gzip and zstd are recognised. Without it ListOps expressions or "
+             "Pathfinder images are made"},
+    {"valid", CLI_READ, offsetof(train_values, valid), "PATH",
+     .help = "data to validate on; else --holdout"},
+    {"papers", CLI_READ, offsetof(train_values, papers), "PATH",
+     .help = "id<TAB>text lines; then --data and --valid are label<TAB>id<TAB>id (task pairs)"},
+    {"holdout", CLI_REAL, offsetof(train_values, holdout), "SHARE", "0.1", .min = 0, .max = 1,
+     .help = "share of --data that is kept for validation if there is no --valid"},
+    {"preset", CLI_TEXT, offsetof(train_values, preset), "NAME",
+     .help = "start from these settings; default small-listops, with --data small"},
+    {"config", CLI_READ, offsetof(train_values, config), "FILE",
+     .help = "JSON object of settings, over the preset"},
+    {"tokenizer", CLI_READ, offsetof(train_values, tokenizer), "FILE",
+     .help = "language models: a SentencePiece model; without it tokens are bytes"},
+    {"init", CLI_READ, offsetof(train_values, init), "RUN",
+     .help =
+         "start with this run's weights, or a checkpoint's, where names and shapes are the same"},
+    {"resume", CLI_FLAG, offsetof(train_values, resume),
+     .help = "go on with the run in the folder, bit for bit"},
+    {"device", CLI_TEXT, offsetof(train_values, device), "NAME", .help = "as in htransformer info"},
+    {"threads", CLI_INT, offsetof(train_values, threads), "N", "0", .min = 0, .max = 4096,
+     .help = "CPU threads; 0: all"},
+    {"quiet", CLI_FLAG, offsetof(train_values, quiet), .help = "no lines about steps"},
+#define DEFAULT_INT(fallback) " (" #fallback ")"
+#define DEFAULT_REAL(fallback) " (" #fallback ")"
+#define DEFAULT_CHOICE(fallback)
+#define VALUE_INT "N"
+#define VALUE_REAL "X"
+#define VALUE_CHOICE "WORD"
+#define OPTION(type, name, fallback, least, most, about)              \
+    {#name, CLI_TEXT, offsetof(train_values, key.name), VALUE_##type, \
+     .help = about DEFAULT_##type(fallback)},
+    HT_CONFIG_MAP(OPTION){0},
+};
+
+static volatile sig_atomic_t stopped;
+static struct timespec stopped_at;
+
+/* The first signal ends the run after its step; one that comes a second or two later has its usual
+ * effect. Sooner it is the same one again: timeout and some shells send it to the process and to
+ * its group. */
+static void on_signal(int number) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (!stopped) {
+        stopped = number;
+        stopped_at = now;
+    } else if (now.tv_sec - stopped_at.tv_sec > 1) {
+        signal(number, SIG_DFL);
+        raise(number); /* when this handler has returned */
+    }
+}
+
+static void catch_signals(void) {
+    struct sigaction action = {.sa_handler = on_signal};
+    sigemptyset(&action.sa_mask);
+    sigaddset(&action.sa_mask, SIGINT);
+    sigaddset(&action.sa_mask, SIGTERM);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+/* ---- the configuration: preset or old run, file, flags ---- */
+
+static bool is_number(double *out, const char *text) {
+    char *end;
+    *out = strtod(text, &end);
+    return end != text && *end == '\0' && isfinite(*out);
+}
+
+/* One flag as a JSON object, so that the library checks it like any other source. */
+static bool set_key(ht_context *ctx, ht_config *config, const char *name, const char *text,
+                    cli_error *error) {
+    cJSON *root = cJSON_CreateObject();
+    double number;
+    if (is_number(&number, text))
+        cJSON_AddNumberToObject(root, name, number); /* .5 and +5 are numbers, but not in JSON */
+    else
+        cJSON_AddStringToObject(root, name, text);
+    char *json = cJSON_PrintUnformatted(root);
+    ht_status status = json ? ht_config_read_json(ctx, config, json) : HT_NOMEM;
+    cJSON_free(json);
+    cJSON_Delete(root);
+    return status == HT_OK || cli_fail(error, "--%s: %s", name, ht_context_error(ctx));
+}
+
+static bool set_keys(ht_context *ctx, ht_config *config, const given *key, cli_error *error) {
+#define SET(type, name, fallback, least, most, help) \
+    if (key->name && !set_key(ctx, config, #name, key->name, error)) return false;
+    HT_CONFIG_MAP(SET)
+    return true;
+}
+
+/* "; did you mean local?", of the names that number i of a list gives. */
+static const char *hint(char out[64], const char *text, const char *(*name)(const char *, int),
+                        const char *key) {
+    const char *names[64] = {0}, *best;
+    for (int i = 0; i < 63 && (names[i] = name(key, i)); i++) continue;
+    best = names[0] ? cli_nearest(text, names) : NULL;
+    out[0] = '\0';
+    if (best) snprintf(out, 64, "; did you mean %s?", best);
+    return out;
+}
+
+static const char *preset_name(const char *key, int index) {
+    (void)key;
+    return ht_config_preset_name(index);
+}
+
+/* Flags by themselves, before anything is made: a wrong one is wrong usage. */
+static bool check_flags(ht_context *ctx, const train_values *v, cli_error *error) {
+    ht_config config = HT_CONFIG_INIT;
+    char near[64], said[sizeof error->text];
+    if (ht_config_preset(ctx, &config, v->preset) != HT_OK)
+        return cli_fail(error, "--preset: %s%s", ht_context_error(ctx),
+                        hint(near, v->preset, preset_name, NULL));
+#define TRY_KEY(type, name, fallback, least, most, help)                    \
+    if (v->key.name && !set_key(ctx, &config, #name, v->key.name, error)) { \
+        memcpy(said, error->text, sizeof said);                             \
+        return cli_fail(error, "%.400s%s", said,                            \
+                        hint(near, v->key.name, ht_config_choice, #name));  \
+    }
+    HT_CONFIG_MAP(TRY_KEY)
+    return true;
+}
+
+static bool read_config(ht_context *ctx, ht_config *config, const char *path, cli_error *error) {
+    char *text = run_read_text(path, error);
+    if (!text) return false;
+    ht_status status = ht_config_read_json(ctx, config, text);
+    free(text);
+    return status == HT_OK || cli_fail(error, "%s: %s", path, ht_context_error(ctx));
+}
+
+static bool make_config(ht_context *ctx, ht_config *config, const train_values *v,
+                        cli_error *error) {
+    const char *preset = v->preset ? v->preset : v->data ? "small" : "small-listops";
+    if (ht_config_preset(ctx, config, v->resume ? NULL : preset) != HT_OK)
+        return cli_fail(error, "--preset: %s", ht_context_error(ctx));
+    if (v->resume) {
+        char path[4096];
+        if (!run_path(path, v->run, "config.json", error) || !read_config(ctx, config, path, error))
+            return false;
+    }
+    if (v->config && !read_config(ctx, config, v->config, error)) return false;
+    if (!set_keys(ctx, config, &v->key, error)) return false;
+    return ht_config_check(ctx, config) == HT_OK || cli_fail(error, "%s", ht_context_error(ctx));
+}
+
+/* ---- where the data is; kept in run.json for --resume ---- */
+
+typedef struct places {
+    char data[4096], valid[4096], papers[4096]; /* "": none */
+    double holdout;
+} places;
+
+static bool read_places(places *out, const char *run, cli_error *error) {
+    char path[4096], *text;
+    if (!run_path(path, run, "run.json", error) || !(text = run_read_text(path, error)))
+        return false;
+    cJSON *root = cJSON_Parse(text);
+    const cJSON *data = cJSON_GetObjectItemCaseSensitive(root, "data");
+    const cJSON *valid = cJSON_GetObjectItemCaseSensitive(root, "valid");
+    const cJSON *papers = cJSON_GetObjectItemCaseSensitive(root, "papers");
+    const cJSON *holdout = cJSON_GetObjectItemCaseSensitive(root, "holdout");
+    bool good = cJSON_IsString(data) && cJSON_IsString(valid) && cJSON_IsNumber(holdout);
+    if (good) {
+        snprintf(out->data, sizeof out->data, "%s", data->valuestring);
+        snprintf(out->valid, sizeof out->valid, "%s", valid->valuestring);
+        if (cJSON_IsString(papers))
+            snprintf(out->papers, sizeof out->papers, "%s", papers->valuestring);
+        out->holdout = holdout->valuedouble;
+    }
+    cJSON_Delete(root);
+    free(text);
+    return good || cli_fail(error, "%s is damaged", path);
+}
+
+/* From the root, so that a run goes on from any working directory. */
+static void add_path(cJSON *root, const char *name, const char *path) {
+    char *whole = path[0] ? realpath(path, NULL) : NULL;
+    cJSON_AddStringToObject(root, name, whole ? whole : path);
+    free(whole);
+}
+
+static bool write_places(const places *p, const char *run, cli_error *error) {
+    char path[4096];
+    cJSON *root = cJSON_CreateObject();
+    cJSON_AddStringToObject(root, "version", ht_version());
+    add_path(root, "data", p->data);
+    add_path(root, "valid", p->valid);
+    add_path(root, "papers", p->papers);
+    cJSON_AddNumberToObject(root, "holdout", p->holdout);
+    char *text = cJSON_Print(root);
+    bool good = text && run_path(path, run, "run.json", error) && run_write_text(path, text, error);
+    cJSON_free(text);
+    cJSON_Delete(root);
+    return good;
+}
+
+static bool make_places(places *out, const train_values *v, cli_error *error) {
+    *out = (places){.holdout = v->holdout};
+    if (v->resume && !read_places(out, v->run, error)) return false;
+    if (v->data) snprintf(out->data, sizeof out->data, "%s", v->data);
+    if (v->valid) snprintf(out->valid, sizeof out->valid, "%s", v->valid);
+    if (v->papers) snprintf(out->papers, sizeof out->papers, "%s", v->papers);
+    return true;
+}
+
+/* ---- the run folder ---- */
+
+/* One process at a time: two would remove each other's checkpoints. The lock ends with `lock`. */
+static bool make_folder(int *lock, const train_values *v, cli_error *error) {
+    char path[4096];
+    if (!run_path(path, v->run, "config.json", error)) return false;
+    if (!v->resume && mkdir(v->run, 0777) != 0 && errno != EEXIST)
+        return cli_fail(error, "%s could not be made: %s", v->run, strerror(errno));
+    *lock = open(v->run, O_RDONLY | O_CLOEXEC);
+    if (*lock >= 0 && flock(*lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return cli_fail(error, "%s is in use: another process trains there", v->run);
+    bool there = access(path, F_OK) == 0;
+    if (v->resume && !there) return cli_fail(error, "%s holds no run to go on with", v->run);
+    if (!v->resume && there)
+        return cli_fail(
+            error,
+            "%s already holds a run: --resume goes on with it, another --run starts a new one",
+            v->run);
+    return true;
+}
+
+static bool write_folder(ht_context *ctx, const ht_config *config, const places *p, const char *run,
+                         cli_error *error) {
+    char text[8192], path[4096];
+    if (ht_config_write_json(ctx, config, text, sizeof text, NULL) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(ctx));
+    return run_path(path, run, "config.json", error) && write_places(p, run, error) &&
+           run_write_text(path, text, error);
+}
+
+/* ---- data ---- */
+
+/* stdin is needed more than once (both parts, --resume): it is kept in the run folder. */
+static bool keep_stdin(char *data, const char *run, cli_error *error) {
+    static char chunk[1 << 16];
+    char path[4096];
+    save_file save = {0};
+    bool good = run_path(path, run, "stdin.data", error) && save_open(&save, path, error);
+    for (size_t n; good && (n = fread(chunk, 1, sizeof chunk, stdin)) > 0;)
+        good = save_write(&save, chunk, n, error);
+    if (good && ferror(stdin)) good = cli_fail(error, "stdin could not be read");
+    good = good && save_finish(&save, error) && save_commit(&save, error);
+    save_discard(&save);
+    if (good) memcpy(data, path, sizeof path);
+    return good;
+}
+
+static bool open_part(ht_data **out, ht_context *ctx, const ht_config *config, const places *p,
+                      ht_part part, const ht_tokenizer *tokenizer, cli_error *error) {
+    ht_data_desc desc = HT_DATA_DESC_INIT;
+    bool own = part == HT_PART_VALID && p->valid[0];
+    desc.config = config;
+    desc.part = part;
+    desc.tokenizer = tokenizer;
+    desc.path = own ? p->valid : p->data[0] ? p->data : NULL;
+    desc.papers = p->papers[0] ? p->papers : NULL;
+    desc.holdout = desc.path && !p->valid[0] ? p->holdout : 0;
+    if (part == HT_PART_VALID && desc.path && !own && p->holdout == 0)
+        return true; /* none wanted */
+    return ht_data_open(out, ctx, &desc) == HT_OK || cli_fail(error, "%s", ht_context_error(ctx));
+}
+
+/* ---- the run ---- */
+
+typedef struct run_parts {
+    ht_config config;
+    places where;
+    ht_context *ctx;
+    ht_data *train, *valid;
+    ht_model *model;
+    ht_trainer *trainer;
+    ht_tokenizer *tokenizer; /* NULL: bytes */
+    int lock;                /* of the run folder; -1: none */
+} run_parts;
+
+static bool use_tokenizer(run_parts *p, const train_values *v, cli_error *error) {
+    char path[4096];
+    if (!run_path(path, v->run, "tokens.model", error)) return false;
+    if (!v->tokenizer && access(path, R_OK) != 0) return true;
+    if (p->config.task != HT_TASK_LANGUAGE)
+        return cli_fail(error, "--tokenizer is for language models, got task %s",
+                        ht_config_choice("task", (int)p->config.task));
+    if (ht_tokenizer_open(&p->tokenizer, p->ctx, v->tokenizer ? v->tokenizer : path) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(p->ctx));
+    if (!v->key.vocab) p->config.vocab = ht_tokenizer_vocab(p->tokenizer);
+    return true;
+}
+
+/* Weights of another run; a run that goes on has its own. */
+static bool use_weights(run_parts *p, const train_values *v, cli_error *error) {
+    char path[4096];
+    int64_t taken = 0;
+    if (!v->init) return true;
+    if (v->resume) return cli_fail(error, "--init starts a run, --resume goes on with one");
+    if (!run_find(path, v->init, 0, error)) return false;
+    if (ht_model_take(p->model, path, &taken) != HT_OK)
+        return cli_fail(error, "--init: %s", ht_context_error(p->ctx));
+    if (!v->quiet)
+        printf("  init       %lld of %lld tensors from %s\n", (long long)taken,
+               (long long)ht_model_tensors(p->model), path);
+    return true;
+}
+
+/* The newest checkpoint, before anything is written: settings that do not fit it must not take the
+ * place of those that do. A run that was stopped before its first one starts again. */
+static bool go_on(run_parts *p, const train_values *v, cli_error *error) {
+    char path[4096];
+    cli_error none;
+    if (!v->resume || !run_find(path, v->run, 1, &none)) return true;
+    return ht_trainer_restore(p->trainer, p->train, path) == HT_OK ||
+           cli_fail(error, "%s", ht_context_error(p->ctx));
+}
+
+/* --tokenizer is kept in the run folder, so that the run can be used without it. */
+static bool keep_tokenizer(const train_values *v, cli_error *error) {
+    char path[4096];
+    return !v->tokenizer ||
+           (run_path(path, v->run, "tokens.model", error) && run_copy(path, v->tokenizer, error));
+}
+
+static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
+    ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
+    if (!make_folder(&p->lock, v, error) || !make_places(&p->where, v, error) ||
+        !make_config(p->ctx, &p->config, v, error))
+        return false;
+    if (!p->where.data[0] && p->config.format != HT_FORMAT_LISTOPS &&
+        p->config.format != HT_FORMAT_PATHFINDER)
+        return cli_fail(error, "--data is missing: the settings ask for format %s",
+                        ht_config_choice("format", (int)p->config.format));
+    if (strcmp(p->where.data, "-") == 0 && !keep_stdin(p->where.data, v->run, error)) return false;
+    if (!use_tokenizer(p, v, error)) return false;
+    if (!open_part(&p->train, p->ctx, &p->config, &p->where, HT_PART_TRAIN, p->tokenizer, error) ||
+        !open_part(&p->valid, p->ctx, &p->config, &p->where, HT_PART_VALID, p->tokenizer, error))
+        return false;
+    desc.config = &p->config;
+    if (ht_model_create(&p->model, p->ctx, &p->config) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(p->ctx));
+    if (!use_weights(p, v, error)) return false;
+    if (ht_trainer_create(&p->trainer, p->model, &desc) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(p->ctx));
+    return go_on(p, v, error) && keep_tokenizer(v, error) &&
+           write_folder(p->ctx, &p->config, &p->where, v->run, error);
+}
+
+static int tell(void *user, const ht_event *event) {
+    progress_step(user, event);
+    return stopped != 0;
+}
+
+static bool train(run_parts *p, const train_values *v, cli_error *error) {
+    progress show;
+    ht_train_desc desc = HT_TRAIN_DESC_INIT;
+    progress_begin(&show, p->ctx, p->model, &p->config, v->quiet);
+    if (!v->quiet) progress_header(p->model, p->trainer, p->train, p->valid);
+    desc.folder = v->run;
+    desc.train = p->train;
+    desc.valid = p->valid;
+    desc.tell = tell;
+    desc.user = &show;
+    catch_signals();
+    ht_status status = ht_train(p->trainer, &desc);
+    progress_end(&show);
+    if (status != HT_OK) return cli_fail(error, "%s", ht_context_error(p->ctx));
+    if (stopped && !v->quiet)
+        printf("stopped at step %lld; go on with: htransformer train --run %s --resume\n",
+               (long long)ht_trainer_steps(p->trainer), v->run);
+    else if (show.last < 0 && !v->quiet) /* no step was shown: there was none left */
+        printf("nothing to do: the run is at step %lld of %lld; --steps N goes further\n",
+               (long long)ht_trainer_steps(p->trainer), (long long)p->config.steps);
+    return true;
+}
+
+static int run(const void *values) {
+    const train_values *v = values;
+    run_parts p = {.config = HT_CONFIG_INIT, .lock = -1};
+    cli_error error = {""};
+    int code = CLI_FAILED;
+    signal(SIGPIPE, SIG_IGN); /* a run whose reader is gone still goes on and saves */
+    p.ctx = cli_open_device(v->device, v->threads, &code, &error);
+    if (p.ctx && !check_flags(p.ctx, v, &error))
+        code = CLI_USAGE;
+    else if (p.ctx)
+        code = prepare(&p, v, &error) && train(&p, v, &error) ? CLI_OK : CLI_FAILED;
+    if (code != CLI_OK) cli_say("train", "%s", error.text);
+    ht_trainer_destroy(p.trainer);
+    ht_model_destroy(p.model);
+    ht_data_close(p.train);
+    ht_data_close(p.valid);
+    ht_tokenizer_close(p.tokenizer);
+    ht_context_destroy(p.ctx);
+    if (p.lock >= 0) close(p.lock);
+    return code;
+}
+
+const cli_command cli_train = {
+    .name = "train",
+    .summary = "train a model on texts, labelled or not",
+    .about = "Settings come from the preset, then --config, then flags; in brackets is what they "
+             "are without a "
+             "preset; config.json in the run folder has them all. Presets: small, small-listops, "
+             "small-text run on a CPU in minutes; lra/listops, lra/text, lra/retrieval, lra/image, "
+             "lra/pathfinder, lra/pathx have the sizes of the Long Range Arena, best/ and the same "
+             "names are larger; lm/tiny, lm/small, lm/53m, lm/144m are language models.\n"
+             "Ctrl-C and SIGTERM save a checkpoint and leave; --resume goes on from it.\n",
+    .options = options,
+    .values_bytes = sizeof(train_values),
+    .run = run,
+};

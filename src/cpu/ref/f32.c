@@ -1,0 +1,13 @@
+/*
+ * The reference kernels in float.
+ */
+#define real float
+#define FN(name) name##_f32
+#define exp_f32 expf
+#define log_f32 logf
+
+#include "cpu/ref/attention.h"
+#include "cpu/ref/cache.h"
+
+const hti_ref_kernels hti_ref_f32 = {need_f32, forward_f32, backward_f32, cache_thread_bytes_f32,
+                                     cache_extend_f32};
