@@ -1,6 +1,7 @@
 # Libraries of other people. Sets library_definitions and library_links.
 #   cJSON   configurations, checkpoints       needed
-#   CBLAS   matrix products on the CPU        without it: plain loops, correct and slow
+#   BLAS    matrix products on the CPU        without it: plain loops, correct and slow
+#           (OpenBLAS, BLIS or MKL)
 #   zstd, zlib   compressed data files        without them: such files are refused with a sentence
 #   libpng  Pathfinder as it was released     without it: cannot be imported
 #   SentencePiece   sub-word tokens          without it: such models are refused with a sentence
@@ -14,14 +15,35 @@ if(NOT CJSON_INCLUDE OR NOT CJSON_LIBRARY)
 endif()
 list(APPEND library_links ${CJSON_LIBRARY})
 
-find_path(CBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas openblas-pthread openblas-openmp)
-find_library(CBLAS_LIBRARY NAMES openblas cblas blas)
-if(CBLAS_INCLUDE AND CBLAS_LIBRARY)
-  list(APPEND library_definitions HTI_CBLAS)
-  list(APPEND library_links ${CBLAS_LIBRARY})
-  message(STATUS "CBLAS: ${CBLAS_LIBRARY}")
+# By name: Debian's libblas.so and libcblas.so are the reference implementation, or whatever else
+# was chosen on this machine when it runs. CBLAS_HEADER and CBLAS_NAME go into the sources.
+option(HT_REFERENCE_BLAS "take the reference BLAS where there is no other: 20 times slower" OFF)
+find_library(CBLAS_LIBRARY NAMES openblas blis mkl_rt PATH_SUFFIXES openblas blis mkl)
+find_library(REFERENCE_BLAS_LIBRARY NAMES cblas blas)
+if(CBLAS_LIBRARY)
+  set(CBLAS_TAKEN ${CBLAS_LIBRARY})
+elseif(REFERENCE_BLAS_LIBRARY AND HT_REFERENCE_BLAS)
+  set(CBLAS_TAKEN ${REFERENCE_BLAS_LIBRARY})
+elseif(REFERENCE_BLAS_LIBRARY)
+  message(FATAL_ERROR "The only BLAS here is the reference one (${REFERENCE_BLAS_LIBRARY}): "
+    "training would be 20 times slower. Install another (Debian, Ubuntu: apt-get install "
+    "libopenblas-dev; BLIS and MKL work, too), or take it with -DHT_REFERENCE_BLAS=ON.")
+endif()
+get_filename_component(CBLAS_NAME "${CBLAS_TAKEN}" NAME)
+string(REGEX REPLACE "^lib|_rt|[.].*$" "" CBLAS_KIND "${CBLAS_NAME}") # openblas, blis, mkl
+find_path(CBLAS_INCLUDE NAMES cblas.h mkl_cblas.h
+  PATH_SUFFIXES ${CBLAS_KIND} ${CBLAS_KIND}-pthread ${CBLAS_KIND}-openmp)
+if(CBLAS_INCLUDE AND CBLAS_TAKEN)
+  set(CBLAS_HEADER cblas.h)
+  if(NOT EXISTS ${CBLAS_INCLUDE}/cblas.h)
+    set(CBLAS_HEADER mkl_cblas.h)
+  endif()
+  list(APPEND library_definitions HTI_CBLAS=<${CBLAS_HEADER}>)
+  list(APPEND library_links ${CBLAS_TAKEN})
+  message(STATUS "BLAS: ${CBLAS_TAKEN}")
 else()
-  message(STATUS "CBLAS: not found; matrix products on the CPU will be slow (libopenblas-dev)")
+  set(CBLAS_TAKEN "")
+  message(WARNING "No BLAS found: training on the CPU will be 20 times slower (libopenblas-dev)")
 endif()
 
 find_path(ZSTD_INCLUDE zstd.h)

@@ -26,6 +26,25 @@ has_header() {
     printf '#include <%s>\n' stdarg.h stddef.h stdint.h setjmp.h "$1" | cc -E -
 }
 
+# the same by the C++ compiler
+has_cxx_header() {
+    printf '#include <%s>\n' "$1" | c++ -x c++ -E -
+}
+
+# a BLAS worth having, by name: any libblas.so would do to link with, but Debian's libblas-dev is
+# the reference implementation, with which training is 20 times slower
+has_blas() {
+    for library in openblas blis mkl_rt; do
+        out=$(mktemp)
+        printf 'void cblas_sgemm(void);\nint main(void) { cblas_sgemm(); return 0; }\n' |
+            cc -x c -o "$out" - "-l$library"
+        status=$?
+        rm -f "$out"
+        [ $status != 0 ] || return 0
+    done
+    return 1
+}
+
 # clang with its sanitizers and LLVM's OpenMP, tried out
 has_clang_openmp() {
     out=$(mktemp)
@@ -83,11 +102,12 @@ need_build() {
     need cmake command -v cmake
     need ninja-build command -v ninja
     need libcjson-dev has_header cjson/cJSON.h
-    want libopenblas-dev has_header cblas.h # matrix products on the CPU
-    want libzstd-dev has_header zstd.h      # compressed data
-    want libpng-dev has_header png.h        # Pathfinder as it was released
+    want libopenblas-dev has_blas      # matrix products on the CPU
+    want libzstd-dev has_header zstd.h # compressed data
     want zlib1g-dev has_header zlib.h
-    want libpng-dev has_header png.h # pictures as PNG
+    want libpng-dev has_header png.h # pictures, Pathfinder as it was released
+    want g++ command -v c++          # speaks to SentencePiece
+    want libsentencepiece-dev has_cxx_header sentencepiece_processor.h # sub-word tokens
 }
 
 # says which CUDA compiler the build will find

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 #ifdef CLI_CBLAS
-#include <cblas.h>
+#include CLI_CBLAS_HEADER
 
 /* OpenBLAS keeps its own threads (Debian's builds use pthreads); other libraries do not have
  * these. */

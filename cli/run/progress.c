@@ -12,6 +12,7 @@
 #define PLAIN_SECONDS 2.0 /* plain lines come at most this often */
 #define LIVE_SECONDS 0.05 /* and the live line is drawn anew */
 #define BAR 16
+#define SLOW_GFLOPS 4.0 /* per thread; worth a warning */
 
 /* Does the terminal take UTF-8? The locale says so. */
 static bool takes_utf8(void) {
@@ -23,11 +24,24 @@ static bool takes_utf8(void) {
     return false;
 }
 
+/* A CPU with a good BLAS has several times as much, even an old one; the reference kernels are
+ * asked for by name. */
+static void warn_slow(const ht_context *ctx, double peak) {
+    const char *device = ht_context_device(ctx);
+    double each = peak / 1e9 / ht_context_threads(ctx);
+    if (strncmp(device, "cpu", 3) != 0 || !strcmp(device, "cpu:ref") || each > SLOW_GFLOPS) return;
+    cli_say("train",
+            "matrix products run at %.1f GFLOP/s per thread here, a good BLAS has 20 and more: "
+            "`htransformer info` names the one in use (libopenblas-dev?); or the machine is busy",
+            each);
+}
+
 void progress_begin(progress *p, ht_context *ctx, const ht_model *model, const ht_config *config,
                     bool quiet) {
     *p = (progress){.config = config, .quiet = quiet, .last = -PLAIN_SECONDS};
     p->flops = ht_model_flops(model);
     if (!quiet && ht_context_peak(ctx, (ht_dtype)config->dtype, &p->peak) != HT_OK) p->peak = 0;
+    if (p->peak > 0) warn_slow(ctx, p->peak);
     const char *term = getenv("TERM");
     p->terminal = isatty(STDOUT_FILENO) && term && strcmp(term, "dumb") != 0;
     p->blocks = takes_utf8();
@@ -85,9 +99,11 @@ static const char *clock_text(char *out, size_t bytes, double seconds) {
     return out;
 }
 
-/* " | 41.5 % of peak": of the device's arithmetic; nothing where that is not known */
-static const char *share_text(char *out, size_t bytes, const progress *p, double per_second) {
+/* " | 41.5 % of peak": of the device's arithmetic; nothing where that is not known. What is faster
+ * than the peak shows that it was measured wrongly (on a busy machine): no share from there on. */
+static const char *share_text(char *out, size_t bytes, progress *p, double per_second) {
     *out = '\0';
+    if (per_second * p->flops > p->peak) p->peak = 0;
     if (p->peak > 0)
         snprintf(out, bytes, " | %.1f %% of peak", 100 * per_second * p->flops / p->peak);
     return out;

@@ -6,7 +6,7 @@
 #include "cpu/model/ops.h"
 
 #ifdef HTI_CBLAS
-#include <cblas.h>
+#include HTI_CBLAS
 
 /* OpenBLAS has a switch for its threads; another BLAS may not, and its own setting then holds. */
 extern void openblas_set_num_threads(int threads) __attribute__((weak));
