@@ -51,9 +51,9 @@ static const cli_option options[] = {
      .help = "full is exact and quadratic; local is own block and neighbours"},
     {"block", CLI_INT, AT(block), "N", .fallback = "16", .min = 2, .max = 1 << 20, .step = 2,
      .help = "rows of a block, even: larger is closer to full attention"},
-    {"query", CLI_CHOICE, AT(query), .choices = cli_queries,
-     .help = "query of a cluster: mean of its rows, its first row, or every row its own "
-             "(default mean, with --causal first)"},
+    {"query", CLI_CHOICE, AT(query), .choices = cli_queries, .fallback = "auto",
+     .help = "query of a cluster: mean of its rows, its first row, or every row its own; auto: "
+             "with --causal fine, else mean"},
     {"causal", CLI_FLAG, AT(causal), .help = "row i sees rows up to i; not with --query mean"},
     {"bias", CLI_READ, AT(in[IN_BIAS]), "FILE",
      .help = "relative position bias [4*block - 1, heads]"},

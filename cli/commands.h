@@ -39,8 +39,7 @@ extern const char *const cli_dtypes[];
  * no such device exists, CLI_FAILED where this machine does not have it. */
 ht_context *cli_open_device(const char *device, int64_t threads, int *code, cli_error *error);
 
-/* The query mode where --query is not given: mean, but first under causal, where mean would
- * leak. */
+/* What --query stands for: auto is resolved by the library. */
 ht_query cli_query(int chosen, int causal);
 
 #endif

@@ -8,17 +8,20 @@
 #include <string.h>
 
 const char *const cli_kinds[] = {"hierarchical", "full", "local", NULL};
-const char *const cli_queries[] = {"mean", "first", "fine", NULL};
+const char *const cli_queries[] = {"auto", "mean", "first", "fine", NULL};
 const char *const cli_dtypes[] = {"f32", "bf16", "f64", NULL};
 
 _Static_assert(HT_HIERARCHICAL == 0 && HT_FULL == 1 && HT_LOCAL == 2, "order of cli_kinds");
-_Static_assert(HT_QUERY_MEAN == 0 && HT_QUERY_FIRST == 1 && HT_QUERY_FINE == 2,
+_Static_assert(HT_QUERY_AUTO == 0 && HT_QUERY_MEAN == 1 && HT_QUERY_FIRST == 2 &&
+                   HT_QUERY_FINE == 3,
                "order of cli_queries");
 _Static_assert(HT_F32 == 0 && HT_BF16 == 1 && HT_F64 == 2, "order of cli_dtypes");
 
 ht_query cli_query(int chosen, int causal) {
-    if (chosen >= 0) return (ht_query)chosen;
-    return causal ? HT_QUERY_FIRST : HT_QUERY_MEAN;
+    ht_attention_desc desc = HT_ATTENTION_DESC_INIT;
+    desc.query = (ht_query)chosen;
+    desc.causal = causal;
+    return ht_attention_query(&desc);
 }
 
 /* Is `device` a name that this build knows? If not, *best is the nearest one. */

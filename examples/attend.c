@@ -8,7 +8,7 @@ static float q[COUNT], k[COUNT], v[COUNT], z[COUNT]; /* each [LENGTH, HEADS, DIM
 int main(void) {
     for (int i = 0; i < COUNT; i++) q[i] = i % 7, k[i] = i % 5, v[i] = 1;
     ht_context_desc where = {.size = sizeof where, .device = "cpu"};
-    ht_attention_desc desc = {.size = sizeof desc, .causal = 1, .query = HT_QUERY_FIRST};
+    ht_attention_desc desc = {.size = sizeof desc, .causal = 1};
     desc.q_heads = HEADS, desc.head_dim = DIM, desc.max_rows = LENGTH;
     ht_attention_args args = {.size = sizeof args, .batch = 1, .length = LENGTH};
     args.q.data = q, args.k.data = k, args.v.data = v, args.out.data = z;

@@ -145,9 +145,10 @@ typedef enum ht_kind {
 
 /* Which query a cluster of rows uses at the coarse levels (docs/attention.md). */
 typedef enum ht_query {
-    HT_QUERY_MEAN = 0,  /* mean of the cluster's queries; not with causal */
-    HT_QUERY_FIRST = 1, /* query of the cluster's first row; leak-free */
-    HT_QUERY_FINE = 2   /* every row its own; leak-free, costs a factor log(length / block) */
+    HT_QUERY_AUTO = 0,  /* fine with causal or open, else mean; local and full do without */
+    HT_QUERY_MEAN = 1,  /* mean of the cluster's queries; not with causal */
+    HT_QUERY_FIRST = 2, /* query of the cluster's first row; leak-free */
+    HT_QUERY_FINE = 3   /* every row its own; leak-free, costs a factor log(length / block) */
 } ht_query;
 
 typedef struct ht_attention_desc {
@@ -193,6 +194,8 @@ typedef struct ht_attention ht_attention; /* a plan; never changes after create 
 HT_API ht_status ht_attention_create(ht_attention **out, ht_context *ctx,
                                      const ht_attention_desc *desc);
 HT_API void ht_attention_destroy(ht_attention *plan);
+/* The query that a plan of this descriptor takes: its own, or what AUTO stands for there. */
+HT_API ht_query ht_attention_query(const ht_attention_desc *desc);
 HT_API ht_status ht_attention_get_need(const ht_attention *plan, ht_attention_need *out);
 /* What the plan was made from, defaults filled in. */
 HT_API ht_status ht_attention_get_desc(const ht_attention *plan, ht_attention_desc *out);

@@ -230,7 +230,7 @@ void cases_random(case_list *list, ht_dtype dtype, uint64_t seed, int count) {
         uint64_t s = seed * 1000003 + (uint64_t)i;
         test_case c = case_ways[test_random_below(&s, (int64_t)case_way_count)];
         c.dtype = dtype, c.seed = (int64_t)(test_random(&s) >> 40);
-        if (c.kind != HT_HIERARCHICAL) c.query = test_random_below(&s, 3);
+        if (c.kind != HT_HIERARCHICAL) c.query = HT_QUERY_MEAN + test_random_below(&s, 3);
         c.block = pick(&s, blocks, COUNT(blocks));
         c.batch = 1 + test_random_below(&s, 4);
         c.length = 1 + test_random_below(&s, once_in(&s, 4) ? 200 : 70);

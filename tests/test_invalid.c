@@ -226,7 +226,7 @@ static void plan_numbers(void **state) {
     BAD_PLAN(d.dropout = NAN, HT_INVALID, "dropout", "nan");
     BAD_PLAN(d.kind = (ht_kind)3, HT_INVALID, "kind", "3");
     BAD_PLAN(d.kind = (ht_kind)-1, HT_INVALID, "kind", "-1");
-    BAD_PLAN(d.query = (ht_query)3, HT_INVALID, "query", "3");
+    BAD_PLAN(d.query = (ht_query)4, HT_INVALID, "query", "4");
     BAD_PLAN(d.dtype = (ht_dtype)4, HT_INVALID, "dtype", "4");
     BAD_PLAN(d.dtype = HT_F16, HT_UNSUPPORTED, "dtype", "f16");
     BAD_PLAN((d.causal = 1, d.query = HT_QUERY_MEAN), HT_INVALID, "mean", "causal");
@@ -250,6 +250,25 @@ static void plan_open(void **state) {
     BAD_PLAN((d.query = HT_QUERY_FINE, d.open_leaf = -8), HT_INVALID, "open_leaf", "-8");
     BAD_PLAN((d.query = HT_QUERY_FINE, d.open_peek = -2), HT_INVALID, "open_peek", "-2");
     BAD_PLAN((d.query = HT_QUERY_FINE, d.open_peek = 49), HT_INVALID, "open_peek", "49");
+}
+
+/* what is left zero is fine with causal and mean without, whatever the kind */
+static void auto_query(void **state) {
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        ht_attention_desc d = good_desc(), got = HT_ATTENTION_DESC_INIT;
+        ht_attention *plan;
+        d.kind = (ht_kind)(i / 2), d.causal = i % 2, d.query = HT_QUERY_AUTO;
+        assert_int_equal(ht_attention_query(&d), i % 2 ? HT_QUERY_FINE : HT_QUERY_MEAN);
+        assert_int_equal(ht_attention_create(&plan, ctx, &d), HT_OK);
+        assert_int_equal(ht_attention_get_desc(plan, &got), HT_OK);
+        assert_int_equal(got.query, i % 2 ? HT_QUERY_FINE : HT_QUERY_MEAN);
+        ht_attention_destroy(plan);
+        d.open = 8;
+        assert_int_equal(ht_attention_query(&d), HT_QUERY_FINE);
+        d.query = HT_QUERY_FIRST;
+        assert_int_equal(ht_attention_query(&d), HT_QUERY_FIRST);
+    }
 }
 
 /* sizes that overflow are refused; where they are not, what is needed grows with them */
@@ -549,6 +568,7 @@ static void list(void) {
     harness_add("plan shapes", plan_shapes, NULL);
     harness_add("plan numbers", plan_numbers, NULL);
     harness_add("plan open", plan_open, NULL);
+    harness_add("auto query", auto_query, NULL);
     harness_add("plan overflow", plan_overflow, NULL);
     harness_add("plan answers", plan_answers, NULL);
     harness_add("plan kernels", plan_kernels, NULL);

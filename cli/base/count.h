@@ -15,7 +15,7 @@ double count_level(ht_query query, int causal, int64_t block, int64_t length, in
 
 /* Useful floating-point operations of one forward call: 2*head_dim + 2*value_dim per product.
  * Hierarchical mean without causal is counted as the nominal 4.5*block products per row,
- * edges not taken off, so that numbers of different lengths compare. */
+ * edges not taken off, so that numbers of different lengths compare. query is not auto. */
 double count_forward(const ht_attention_desc *desc, int64_t batch, int64_t length);
 
 #define COUNT_BACKWARD 2.5 /* backward over forward: five matrix products instead of two */

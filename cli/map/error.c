@@ -38,14 +38,13 @@ static double relative(const double *a, const double *b, int64_t count) {
 static bool measure(error_table *t, const map_input *in, double *z, double *full, int64_t count,
                     cli_error *error) {
     map_call call = {.kind = HT_FULL, .causal = t->causal, .block = in->block, .head = -1};
-    call.query = t->causal ? HT_QUERY_FIRST : HT_QUERY_MEAN;
     if (!map_attend(full, in, &call, error)) return false;
     for (int b = 0; b < t->count; b++)
         for (int m = 0; m < MODES; m++) {
             t->error[m][b] = t->products[m][b] = NAN;
             if (m == MEAN && t->causal) continue; /* it would see the future */
             call.kind = m == LOCAL ? HT_LOCAL : HT_HIERARCHICAL;
-            call.query = m == LOCAL ? HT_QUERY_FINE : (ht_query)m;
+            call.query = m == LOCAL ? HT_QUERY_FINE : (ht_query)(HT_QUERY_MEAN + m);
             call.block = t->block[b];
             if (!map_attend(z, in, &call, error)) return false;
             t->error[m][b] = relative(z, full, count);

@@ -190,7 +190,7 @@ static bool open_checkpoint(map_input *in, const map_values *v, int *code, cli_e
     in->dim = in->value_dim = c->inner / c->heads;
     in->causal = c->causal || c->task == HT_TASK_LANGUAGE;
     in->kind = (ht_kind)c->attention;
-    in->query = c->query > 0 ? (ht_query)(c->query - 1) : cli_query(-1, in->causal);
+    in->query = cli_query((int)c->query, in->causal);
     in->block = c->block;
     in->rotary = c->rotary == HT_ROTARY_LEVEL0 ? c->rotary_theta : 0;
     in->layer = v->layer;

@@ -36,7 +36,7 @@ typedef struct map_input {
     double rotary;      /* theta at level 0; 0: none */
     int causal;         /* of a checkpoint: whether its model is */
     ht_kind kind;       /* of a checkpoint: its own; of files: hierarchical */
-    ht_query query;     /* of a checkpoint: its own; of files: mean, causal first */
+    ht_query query;     /* of a checkpoint: its own; of files: as --query says */
     int64_t block;      /* of a checkpoint: its own; of files: --block */
     int64_t layer;      /* of a checkpoint */
     char about[160];    /* one line about where it comes from */

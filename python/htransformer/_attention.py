@@ -77,7 +77,7 @@ def attention(q, k, v, *, causal=None, is_causal=None, query=None, block=16, kin
 
     causal          row i sees rows <= i; is_causal is the same
     query           query of a cluster of rows at the coarse levels: "mean" (not with causal),
-                    "first" or "fine"; None: "first" with causal, else "mean"
+                    "first" or "fine"; None or "auto": "fine" with causal, else "mean"
     block           rows of a block, even; the larger, the closer to exact attention
     kind            "hierarchical", "full" (exact, quadratic) or "local" (a block and its
                     neighbours)

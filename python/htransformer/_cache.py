@@ -35,7 +35,7 @@ class Cache:
     """
 
     def __init__(self, slots, heads, head_dim, *, kv_heads=None, value_dim=None, block=16,
-                 query="first", kind="hierarchical", scale=None, softmax_scale=None,
+                 query=None, kind="hierarchical", scale=None, softmax_scale=None,
                  rotary_theta=None, bias=None, dtype="float32", device="cpu", layout="blhd"):
         o = _call.options(causal=True, query=query, block=block, kind=kind, scale=scale,
                           softmax_scale=softmax_scale, rotary_theta=rotary_theta, layout=layout)

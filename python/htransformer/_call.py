@@ -75,12 +75,10 @@ def options(causal=None, is_causal=None, query=None, block=16, kind="hierarchica
     scale = one_of(None, scale=scale, softmax_scale=softmax_scale)
     if scale == 0:  # the C library's "default"; from a Python user it is a mistake
         raise InvalidError("scale must not be 0, got %r" % (scale,))
-    if query is None:
-        query = "first" if causal else "mean"
     choose("layout", layout, LAYOUTS)
-    return Options(choose("kind", kind, _library.KINDS), choose("query", query, _library.QUERIES),
-                   int(causal), _block(block), float(scale or 0.0), float(rotary_theta or 0.0),
-                   float(dropout_p), layout)
+    query = choose("query", "auto" if query is None else query, _library.QUERIES)
+    return Options(choose("kind", kind, _library.KINDS), query, int(causal), _block(block),
+                   float(scale or 0.0), float(rotary_theta or 0.0), float(dropout_p), layout)
 
 
 def _block(block):

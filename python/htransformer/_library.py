@@ -50,7 +50,7 @@ _ERROR_OF_STATUS = {2: InvalidError, 3: OutOfMemoryError, 5: FormatError, 6: Uns
 # ---- structs and numbers of htransformer.h -------------------------------------------------------
 
 KINDS = {"hierarchical": 0, "full": 1, "local": 2}
-QUERIES = {"mean": 0, "first": 1, "fine": 2}
+QUERIES = {"auto": 0, "mean": 1, "first": 2, "fine": 3}
 DTYPES = {"float32": 0, "bfloat16": 1, "float64": 2}
 
 

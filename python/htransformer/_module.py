@@ -141,5 +141,5 @@ class HAttention(nn.Module):
         dtype = dtype or weight.dtype
         bias = None if self.relative_bias is None else self._bias(dtype).detach().clone()
         return Cache(slots, self.num_heads, self.head_dim, block=self.block, kind=self.kind,
-                     query=self.query or "first", scale=self.scale, rotary_theta=self.rotary_theta,
+                     query=self.query, scale=self.scale, rotary_theta=self.rotary_theta,
                      bias=bias, dtype=dtype, device=weight.device)

@@ -283,7 +283,9 @@ typedef struct header {
 static header header_of(const ht_cache *cache, int64_t position) {
     const ht_attention_desc *d = &cache->plan.desc;
     header h = {.magic = "HTCACHE1", .position = position};
-    h.kind = d->kind, h.query = d->query, h.dtype = d->dtype, h.has_bias = d->has_bias != 0;
+    /* numbers of before there was AUTO: states that were saved then can still be loaded */
+    h.query = (int64_t)d->query - HT_QUERY_MEAN;
+    h.kind = d->kind, h.dtype = d->dtype, h.has_bias = d->has_bias != 0;
     h.q_heads = d->q_heads, h.kv_heads = d->kv_heads;
     h.head_dim = d->head_dim, h.value_dim = d->value_dim, h.block = d->block;
     h.scale = d->scale, h.rotary_theta = d->rotary_theta;
@@ -366,6 +368,9 @@ static ht_status check_header(const ht_cache *cache, const header *h, size_t byt
           "not a saved cache slot: wrong magic");
     header expected = header_of(cache, h->position);
     expected.bytes = h->bytes;
+    /* kinds without coarse levels have no use for it */
+    if (expected.kind != HT_HIERARCHICAL && h->query >= 0 && h->query <= 2)
+        expected.query = h->query;
     CHECK(
         ctx, memcmp(&expected, h, sizeof *h) == 0, HT_FORMAT,
         "the saved slot is of another plan (block %lld, head_dim %lld, kv_heads %lld, dtype %lld)",

@@ -11,8 +11,8 @@
 static ht_status check_enums(ht_context *ctx, const ht_attention_desc *d) {
     CHECK(ctx, (int)d->kind >= HT_HIERARCHICAL && (int)d->kind <= HT_LOCAL, HT_INVALID,
           "kind must be 0 (hierarchical), 1 (full) or 2 (local), got %d", (int)d->kind);
-    CHECK(ctx, (int)d->query >= HT_QUERY_MEAN && (int)d->query <= HT_QUERY_FINE, HT_INVALID,
-          "query must be 0 (mean), 1 (first) or 2 (fine), got %d", (int)d->query);
+    CHECK(ctx, (int)d->query >= HT_QUERY_AUTO && (int)d->query <= HT_QUERY_FINE, HT_INVALID,
+          "query must be 0 (auto), 1 (mean), 2 (first) or 3 (fine), got %d", (int)d->query);
     CHECK(ctx, (int)d->dtype >= HT_F32 && (int)d->dtype <= HT_F16, HT_INVALID,
           "dtype must be 0 (f32), 1 (bf16) or 2 (f64), got %d", (int)d->dtype);
     return HT_OK;
@@ -92,10 +92,17 @@ static ht_status check_open(ht_context *ctx, const ht_attention_desc *d) {
     return HT_OK;
 }
 
+/* The one place that says what AUTO is. */
+ht_query ht_attention_query(const ht_attention_desc *d) {
+    if (d->query != HT_QUERY_AUTO) return d->query;
+    return d->causal || d->open > 0 ? HT_QUERY_FINE : HT_QUERY_MEAN;
+}
+
 static void fill_defaults(ht_attention_desc *d) {
     if (d->kv_heads == 0) d->kv_heads = d->q_heads;
     if (d->value_dim == 0) d->value_dim = d->head_dim;
     if (d->block == 0) d->block = 16;
+    d->query = ht_attention_query(d);
     if (d->max_sequences == 0) d->max_sequences = d->max_rows;
     if (d->max_length == 0) d->max_length = d->max_rows;
     if (d->scale == 0 && d->head_dim > 0) d->scale = 1 / sqrt((double)d->head_dim);

@@ -376,8 +376,8 @@ static ht_status check_images(ht_context *ctx, const ht_config *c, const char *n
 static ht_status check_sense(ht_context *ctx, const ht_config *c) {
     int language = c->task == HT_TASK_LANGUAGE;
     int64_t rows;
-    CHECK(ctx, !c->causal || c->attention != HT_HIERARCHICAL || c->query != 1, HT_INVALID,
-          "a %s with query mean would see the future: use first or fine",
+    CHECK(ctx, !c->causal || c->attention != HT_HIERARCHICAL || c->query != HT_QUERY_MEAN,
+          HT_INVALID, "a %s with query mean would see the future: use first or fine",
           language ? "language model" : "causal model");
     CHECK(
         ctx, !c->causal || hti_config_by_token(c) || c->pool > HT_POOL_FIRST, HT_INVALID,
@@ -431,7 +431,8 @@ ht_status hti_config_resolve(ht_context *ctx, ht_config *c) {
     if (c->hidden == 0) c->hidden = 4 * c->width;
     if (c->kv_heads == 0) c->kv_heads = c->heads;
     if (language) c->causal = 1;
-    if (c->query == 0) c->query = c->causal ? 2 : 1;
+    ht_attention_desc coarse = {.query = (ht_query)c->query, .causal = (int)c->causal};
+    c->query = ht_attention_query(&coarse);
     if (c->embed_std == 0) c->embed_std = language ? 0.02 : 1;
     if (language) c->mask_zero = 0;
     TRY(check_shape(ctx, c));

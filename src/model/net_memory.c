@@ -183,7 +183,7 @@ void hti_model_attention(ht_attention_desc *out, const ht_model *m) {
     const ht_config *c = &m->config;
     *out = (ht_attention_desc)HT_ATTENTION_DESC_INIT;
     out->kind = (ht_kind)c->attention;
-    out->query = (ht_query)(c->query - 1);
+    out->query = (ht_query)c->query;
     out->dtype = m->dtype;
     out->causal = (int)c->causal;
     out->has_bias = (int)c->relative_bias;

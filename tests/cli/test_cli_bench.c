@@ -106,7 +106,7 @@ static void test_attention_table(void **state) {
         "bench attention --length 32 --heads 1 --head-dim 4 --repeat 1 --causal --bias");
     assert_int_equal(r->code, 0);
     assert_non_null(
-        strstr(r->out, "hierarchical causal, bias, query first; batch 1, heads 1/1, head_dim 4"));
+        strstr(r->out, "hierarchical causal, bias, query fine; batch 1, heads 1/1, head_dim 4"));
     assert_non_null(strstr(r->out, "what         length           ms"));
     assert_non_null(strstr(r->out, "\nforward          32 "));
     assert_non_null(strstr(r->out, "\nbackward         32 "));

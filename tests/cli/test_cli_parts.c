@@ -49,7 +49,7 @@ static void test_counts_against_the_definition(void **state) {
     static const int64_t lengths[] = {1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 32, 33, 100, 127, 257};
     for (int64_t block = 2; block <= 8; block += 2)
         for (size_t n = 0; n < sizeof lengths / sizeof lengths[0]; n++)
-            for (int query = 0; query < 3; query++)
+            for (int query = HT_QUERY_MEAN; query <= HT_QUERY_FINE; query++)
                 for (int causal = 0; causal < 2; causal++) {
                     double got =
                         count_products(HT_HIERARCHICAL, (ht_query)query, causal, block, lengths[n]);
@@ -66,7 +66,8 @@ static void test_the_nominal_count_is_the_limit(void **state) {
     double exact = count_products(HT_HIERARCHICAL, HT_QUERY_MEAN, 0, 16, 1 << 20);
     assert_true(fabs(exact / (4.5 * 16 * (1 << 20)) - 1) < 1e-3);
     ht_attention_desc desc = HT_ATTENTION_DESC_INIT;
-    desc.q_heads = 8, desc.head_dim = desc.value_dim = 64, desc.block = 16;
+    desc.query = HT_QUERY_MEAN, desc.q_heads = 8, desc.head_dim = desc.value_dim = 64,
+    desc.block = 16;
     assert_true(count_forward(&desc, 1, 1000) == 4.0 * 64 * 4.5 * 16 * 1000 * 8);
     desc.kind = HT_FULL;
     assert_true(count_forward(&desc, 2, 1000) == 4.0 * 64 * 1000 * 1000 * 8 * 2);
