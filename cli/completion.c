@@ -4,6 +4,7 @@
  */
 #include "commands.h"
 
+#include <htransformer_models.h>
 #include <string.h>
 
 typedef struct completion_values {

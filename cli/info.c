@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "bench/sgemm.h"
 
+#include <htransformer_models.h>
 #include <math.h>
 #include <string.h>
 

@@ -4,8 +4,8 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/htransformer)
 
-install(FILES include/htransformer.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-  COMPONENT development)
+install(FILES include/htransformer.h include/htransformer_models.h
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 install(TARGETS htransformer_shared EXPORT shared
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development)
 install(TARGETS htransformer_static EXPORT static

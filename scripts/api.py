@@ -1,8 +1,8 @@
-"""docs/api.md from include/htransformer.h: every function, struct and setting with the header's own
-words, in the header's order.
+"""docs/api.md from include/*.h: every function, struct and setting with the headers' own words, in
+their order.
 
     python3 scripts/api.py            writes docs/api.md
-    python3 scripts/api.py --check    exits 1 and says so if it is not what the header gives
+    python3 scripts/api.py --check    exits 1 and says so if it is not what the headers give
 """
 import pathlib
 import re
@@ -12,8 +12,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 INTRO = """# The library
 
-Every function of [include/htransformer.h](../include/htransformer.h), made from the header by
-`scripts/api.py`; a test compares them. A whole program is
+Every function of [include/htransformer.h](../include/htransformer.h) (attention) and
+[include/htransformer_models.h](../include/htransformer_models.h) (models, data, training), made
+from the headers by `scripts/api.py`; a test compares them. A whole program is
 [examples/attend.c](../examples/attend.c).
 
 | I want to | calls |
@@ -130,32 +131,38 @@ def rules(header):
             yield words
 
 
-def page(header):
-    out = [INTRO.strip(), "## Rules", *rules(header)]
+def sections(header):
     parts = re.split(r"^/\* ---- (.*?) -+ \*/$", header, flags=re.M)
     for heading, body in zip(parts[1::2], parts[2::2]):
         body = body.split("#ifdef __cplusplus")[0]
-        out.append("## " + heading[0].upper() + heading[1:])
+        yield "## " + heading[0].upper() + heading[1:]
         for chunk in chunks(body):
             for comment, code in entries(chunk):
-                out.extend(entry(comment, code))
+                yield from entry(comment, code)
+
+
+def page(headers):
+    out = [INTRO.strip(), "## Rules", *rules(headers[0])]
+    for header in headers:
+        out.extend(sections(header))
     return "\n\n".join(out) + "\n"
 
 
 def main():
-    header = (ROOT / "include/htransformer.h").read_text()
-    text, target = page(header), ROOT / "docs/api.md"
-    # every function has a heading of its own, whatever the layout of the header
+    headers = [(ROOT / "include" / name).read_text()
+               for name in ("htransformer.h", "htransformer_models.h")]
+    text, target = page(headers), ROOT / "docs/api.md"
+    # every function has a heading of its own, whatever the layout of the headers
     headed = set(re.findall(r"`(ht_[a-z0-9_]+)`", "\n".join(
         line for line in text.split("\n") if line.startswith("### "))))
-    declared = set(re.findall(r"^HT_API [^;(]*?\b(ht_[a-z0-9_]+)\(", header, re.M))
+    declared = set(re.findall(r"^HT_API [^;(]*?\b(ht_[a-z0-9_]+)\(", "".join(headers), re.M))
     if declared - headed:
         sys.exit("scripts/api.py: no entry for " + ", ".join(sorted(declared - headed)))
     if "--check" not in sys.argv:
         target.write_text(text)
         return
     if not target.is_file() or target.read_text() != text:
-        sys.exit("docs/api.md is not what the header gives: python3 scripts/api.py writes it anew")
+        sys.exit("docs/api.md is not what the headers give: python3 scripts/api.py writes it anew")
     print("docs/api.md: %d functions" % len(declared))
 
 

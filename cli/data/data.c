@@ -6,6 +6,7 @@
 #include "base/json.h"
 
 #include <errno.h>
+#include <htransformer_models.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>

@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "base/json.h"
 
+#include <htransformer_models.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

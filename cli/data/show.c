@@ -4,6 +4,7 @@
 #include "commands.h"
 #include "draw/grey.h"
 
+#include <htransformer_models.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

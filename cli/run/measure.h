@@ -9,6 +9,8 @@
 #include "commands.h"
 #include "base/json.h"
 
+#include <htransformer_models.h>
+
 /* A sum of losses per something: R = sum(loss) / sum(amount). */
 typedef struct measure_ratio {
     double amount, square, cross; /* sums of a, a^2, a * loss over sequences */

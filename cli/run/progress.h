@@ -7,6 +7,8 @@
 
 #include "commands.h"
 
+#include <htransformer_models.h>
+
 #define PROGRESS_SPARK 16 /* stretches of the run in the line of its loss */
 
 typedef struct progress {

@@ -13,6 +13,8 @@
 
 #include "commands.h"
 
+#include <htransformer_models.h>
+
 /* A model that was found, and something to compute with. */
 typedef struct run_model {
     ht_context *ctx;

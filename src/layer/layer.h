@@ -10,6 +10,7 @@
 #define HTI_LAYER_H
 
 #include "core/arena.h"
+#include "htransformer_models.h"
 #include "op.h"
 
 /* A layer's parameters: X(field, name, rows, columns, init, matrix, when); rows 0 makes a vector.

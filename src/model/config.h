@@ -5,6 +5,7 @@
 #define HTI_CONFIG_H
 
 #include "core/context.h"
+#include "htransformer_models.h"
 
 /* Checks everything and fills in what zero stands for (kv_heads, inner, hidden, query, embed_std).
  */

@@ -1,16 +1,17 @@
 # Which names a library defines for others to see.
-# symbols.sh NM shared|static LIBRARY HEADER
-# shared: exactly the functions of the header. static: these, and beside them only hti_ (in C++
+# symbols.sh NM shared|static LIBRARY HEADER...
+# shared: exactly the functions of the headers. static: these, and beside them only hti_ (in C++
 # names too: what src/cuda shares within itself is not extern "C"), and what the compiler adds
 # where C++ catches exceptions (DW.ref) and for a named critical section (.gomp_critical).
 set -eu
-nm=$1 kind=$2 library=$3 header=$4
+nm=$1 kind=$2 library=$3
+shift 3
 case $kind in
 shared) found=$("$nm" -D --defined-only "$library") ;;
 static) found=$("$nm" -gC --defined-only "$library") ;;
 esac
 found=$(printf '%s\n' "$found" | sed -n 's/^[0-9a-f]* [A-Za-z] //p' | sort -u)
-public=$(sed -n 's/^HT_API .*[ *]\(ht_[a-z_0-9]*\)(.*/\1/p' "$header" | sort -u)
+public=$(sed -n 's/^HT_API .*[ *]\(ht_[a-z_0-9]*\)(.*/\1/p' "$@" | sort -u)
 [ -n "$public" ] && [ -n "$found" ]
 
 for name in $public; do

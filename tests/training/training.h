@@ -4,7 +4,7 @@
 #ifndef TRAINING_H
 #define TRAINING_H
 
-#include <htransformer.h>
+#include <htransformer_models.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,0 +1,484 @@
+/*
+ * htransformer_models.h - Transformers on top of htransformer.h: configurations, data, models,
+ * training, generating text.
+ *
+ * How to train, in six calls (docs/training.md has the guide):
+ *
+ *     ht_config config = HT_CONFIG_INIT;
+ *     ht_config_preset(ctx, &config, "small-listops");
+ *     ht_data_open(&data, ctx, &data_desc);
+ *     ht_model_create(&model, ctx, &config);
+ *     ht_trainer_create(&trainer, model, NULL);
+ *     ht_train(trainer, &train_desc);
+ *
+ * The rules of htransformer.h about errors, threads and sizes hold here, too. A program links
+ * libhtransformer_models, which needs libhtransformer of the same version.
+ */
+#ifndef HTRANSFORMER_MODELS_H
+#define HTRANSFORMER_MODELS_H
+
+#include "htransformer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- configurations ---------------------------------------------------------------------- */
+
+/* Everything a run is made of: X(type, name, default, least, most, help). From this one list come
+ * the struct, the keys of JSON files and checkpoints, and the flags of the command line. A CHOICE
+ * is a number that has a name (ht_config_choice). */
+#define HT_CONFIG_MAP(X)                                                                           \
+    X(CHOICE, task, 0, 0, 3, "classify (default), pairs of texts, language or denoise")            \
+    X(CHOICE, format, 1, 0, 4, "listops, tsv (default), text, images or pathfinder")               \
+    X(CHOICE, attention, 0, 0, 2, "hierarchical (default), full or local")                         \
+    X(CHOICE, query, 0, 0, 3, "auto (default), mean, first or fine: query of the coarse levels")   \
+    X(INT, block, 16, 2, 65536, "rows of an attention block, even")                                \
+    X(INT, layers, 4, 1, 1000, "Transformer blocks")                                               \
+    X(INT, width, 256, 1, 65536, "size of the embedding and of the residual stream")               \
+    X(INT, heads, 4, 1, 1024, "attention heads")                                                   \
+    X(INT, kv_heads, 0, 0, 1024, "heads of keys and values; 0: heads")                             \
+    X(INT, inner, 0, 0, 65536, "size of all query heads together; 0: width")                       \
+    X(INT, hidden, 0, 0, 262144, "size inside the feed-forward part; 0: 4 times width")            \
+    X(INT, vocab, 257, 2, 16777216, "token ids; bytes need 257")                                   \
+    X(INT, classes, 2, 2, 65536, "labels 0 ... classes - 1")                                       \
+    X(INT, length, 1024, 1, 134217728, "most tokens of a text; longer ones are cut")               \
+    X(INT, merge, 1, 1, 64, "neighbouring tokens that become one row of the model")                \
+    X(CHOICE, pool, 0, 0, 5,                                                                       \
+      "cls (default), first, mean, mean_all, last or max: from rows to one vector")                \
+    X(INT, sinusoidal, 1, 0, 1, "add sines and cosines of the position")                           \
+    X(REAL, sinusoidal_theta, 10000, 1, 1000000000, "base of the sines' wavelengths")              \
+    X(INT, learned, 0, 0, 1, "add a learned vector per position")                                  \
+    X(CHOICE, rotary, 0, 0, 2, "none (default), level0 or all: turn queries and keys by position") \
+    X(REAL, rotary_theta, 10000, 1, 1000000000, "base of the rotary angles")                       \
+    X(INT, rotary_grid, 0, 0, 1048576,                                                             \
+      "rotary all: rows of the model in a line of a picture; 0: no lines, one dimension")          \
+    X(INT, relative_bias, 0, 0, 1, "learned bias by distance, in every layer")                     \
+    X(REAL, relative_slope, 0, 0, 100,                                                             \
+      "first values of relative_bias: fall by this per row in head 0, less in others")             \
+    X(INT, projection_bias, 0, 0, 1, "biases in the attention's projections")                      \
+    X(INT, tied, 0, 0, 1, "language, denoise: the output uses the embedding table")                \
+    X(INT, head_hidden, 0, 0, 262144, "hidden size of the classifier's head; 0: one layer")        \
+    X(INT, pair_features, 2, 2, 4, "pairs: 2: both vectors; 4: product and distance, too")         \
+    X(INT, mask_zero, 1, 0, 2,                                                                     \
+      "token 0 takes no part in attention (not in language models); 2: its rows are left out")     \
+    X(INT, causal, 0, 0, 1, "rows see no later ones; language models always do so")                \
+    X(REAL, hide, 0.3, 0, 1,                                                                       \
+      "denoise: share of the tokens hidden and guessed; 0: each next token")                       \
+    X(INT, hide_run, 1, 1, 65536, "denoise: neighbours that are hidden together")                  \
+    X(REAL, dropout, 0, 0, 1, "probability, below 1")                                              \
+    X(REAL, attention_dropout, 0, 0, 1, "probability, below 1")                                    \
+    X(INT, dropout_after, 0, 0, 1000000000, "steps before dropout, of either kind, sets in")       \
+    X(REAL, norm_epsilon, 1e-6, 0, 1, "added to the variance in layer norms")                      \
+    X(REAL, embed_std, 0, 0, 100, "deviation of the first embeddings; 0: 1, language 0.02")        \
+    X(REAL, embed_waves, 0, 0, 1000000, "tokens that are amounts: waves over them; 0: unrelated")  \
+    X(REAL, output_scale, 1, 0, 1000000, "first values of the last layer, times this; 0: zeros")   \
+    X(CHOICE, dtype, 0, 0, 2, "f32 (default), bf16 or f64")                                        \
+    X(CHOICE, documents, 0, 0, 4,                                                                  \
+      "of a text: file (default), lines, articles (<doc>), wikitext or fasta")                     \
+    X(INT, across, 0, 0, 1, "of a text: windows see across the ends of documents")                 \
+    X(INT, steps, 1000, 0, 1000000000, "updates of the weights")                                   \
+    X(INT, batch, 32, 1, 1048576, "texts (pairs, windows) per micro-batch")                        \
+    X(INT, accumulate, 1, 1, 65536, "micro-batches per update")                                    \
+    X(REAL, rate, 1e-3, 0, 1000, "learning rate: the schedule's base")                             \
+    X(CHOICE, schedule, 2, 0, 3, "constant, rsqrt, cosine (default) or linear")                    \
+    X(INT, warmup, 100, 0, 1000000000, "steps until the rate is reached")                          \
+    X(REAL, weight_decay, 0, 0, 1000, "decoupled weight decay")                                    \
+    X(CHOICE, decay, 0, 0, 1, "matrices (default) or all parameters")                              \
+    X(CHOICE, optimizer, 0, 0, 1, "adamw (default), or muon for the matrices of the layers")       \
+    X(REAL, momentum, 0.95, 0, 1, "Muon: memory of the mean")                                      \
+    X(REAL, beta1, 0.9, 0, 1, "AdamW: memory of the mean")                                         \
+    X(REAL, beta2, 0.98, 0, 1, "AdamW: memory of the square")                                      \
+    X(REAL, adam_epsilon, 1e-9, 0, 1, "AdamW: added to the square root")                           \
+    X(REAL, clip, 0, 0, 1000000, "largest norm of the gradient; 0: no limit")                      \
+    X(INT, recompute, 0, 0, 1, "keep one row per layer and token, compute the rest again")         \
+    X(INT, pad, 0, 0, 1, "give every batch the same shape")                                        \
+    X(INT, eval_every, 100, 0, 1000000000, "steps between evaluations; 0: only at the end")        \
+    X(INT, eval_items, 0, 0, 1000000000, "texts of an evaluation; 0: all")                         \
+    X(INT, save_every, 0, 0, 1000000000, "steps between checkpoints; 0: at evaluations")           \
+    X(INT, keep, 2, 1, 1000000, "checkpoints kept, besides the best")                              \
+    X(INT, bad_steps, 5, 1, 1000000, "steps in a row without a finite loss that end the run")      \
+    X(INT, seed, 1, 0, 9007199254740991, "of weights, dropout and shuffling")                      \
+    X(INT, listops_min, 500, 0, 1000000, "ListOps: expressions have more tokens than this")        \
+    X(INT, listops_max, 2000, 2, 1000000, "ListOps: and fewer than this")                          \
+    X(INT, listops_depth, 10, 1, 100, "ListOps: deepest nesting")                                  \
+    X(INT, listops_arguments, 10, 2, 100, "ListOps: most arguments of an operator")                \
+    X(INT, train_items, 96000, 1, 1000000000, "ListOps, Pathfinder: items made to train on")       \
+    X(INT, valid_items, 2000, 1, 1000000000, "for validation, and as many for the test")           \
+    X(INT, data_seed, 0, 0, 9007199254740991, "ListOps, Pathfinder: seed of the generator")        \
+    X(INT, distractors, 0, 0, 100, "Pathfinder: short lines; 0: 5, of 128 pixels a side 8")        \
+    X(INT, patch, 1, 1, 64, "images: pixels a side of the squares they are read in; 1: lines")     \
+    X(INT, shrink, 1, 1, 64, "images: of squares of this side the brightest pixel is read alone")
+
+typedef struct ht_config {
+    size_t size;
+#define HT_CONFIG_FIELD_INT(name) int64_t name;
+#define HT_CONFIG_FIELD_REAL(name) double name;
+#define HT_CONFIG_FIELD_CHOICE(name) int64_t name;
+#define HT_CONFIG_FIELD(type, name, fallback, least, most, help) HT_CONFIG_FIELD_##type(name)
+    HT_CONFIG_MAP(HT_CONFIG_FIELD)
+} ht_config;
+#define HT_CONFIG_INIT \
+    { .size = sizeof(ht_config) }
+
+enum { HT_TASK_CLASSIFY, HT_TASK_PAIRS, HT_TASK_LANGUAGE, HT_TASK_DENOISE };
+enum { HT_FORMAT_LISTOPS, HT_FORMAT_TSV, HT_FORMAT_TEXT, HT_FORMAT_IMAGES, HT_FORMAT_PATHFINDER };
+enum {
+    HT_DOCUMENTS_FILE,
+    HT_DOCUMENTS_LINES,
+    HT_DOCUMENTS_ARTICLES,
+    HT_DOCUMENTS_WIKITEXT,
+    HT_DOCUMENTS_FASTA
+};
+enum { HT_POOL_CLS, HT_POOL_FIRST, HT_POOL_MEAN, HT_POOL_MEAN_ALL, HT_POOL_LAST, HT_POOL_MAX };
+enum { HT_ROTARY_NONE, HT_ROTARY_LEVEL0, HT_ROTARY_ALL };
+enum { HT_SCHEDULE_CONSTANT, HT_SCHEDULE_RSQRT, HT_SCHEDULE_COSINE, HT_SCHEDULE_LINEAR };
+enum { HT_DECAY_MATRICES, HT_DECAY_ALL };
+enum { HT_OPTIMIZER_ADAMW, HT_OPTIMIZER_MUON };
+
+/* Name number `index` of the CHOICE `key` ("attention", 1: "full"); NULL: there is none. */
+HT_API const char *ht_config_choice(const char *key, int index);
+HT_API const char *ht_config_preset_name(int index); /* NULL after the last */
+HT_API const char *ht_config_preset_about(int index);
+
+/* All defaults, then what the preset changes; name NULL: defaults alone. */
+HT_API ht_status ht_config_preset(ht_context *ctx, ht_config *out, const char *name);
+
+/* Sets the keys of a JSON object, {"layers": 4, "attention": "local"}; an unknown key or a value of
+ * the wrong kind is refused and leaves the configuration as it was. */
+HT_API ht_status ht_config_read_json(ht_context *ctx, ht_config *config, const char *json);
+/* All keys as a JSON object, at most `bytes` with the final 0; *length: how long it is without it.
+ */
+HT_API ht_status ht_config_write_json(ht_context *ctx, const ht_config *config, char *out,
+                                      size_t bytes, size_t *length);
+HT_API ht_status ht_config_check(ht_context *ctx,
+                                 const ht_config *config); /* would a model take it? */
+
+/* ---- tokens of a text -------------------------------------------------------------------- */
+
+/* From bytes to token ids and back, exactly. Token 0 is the start (and the end) of a document. */
+typedef struct ht_tokenizer ht_tokenizer;
+
+/* path: a SentencePiece model file, NULL: bytes (byte + 1). UNSUPPORTED where the library was built
+ * without SentencePiece. */
+HT_API ht_status ht_tokenizer_open(ht_tokenizer **out, ht_context *ctx, const char *path);
+HT_API void ht_tokenizer_close(ht_tokenizer *tokenizer);
+HT_API int64_t ht_tokenizer_vocab(const ht_tokenizer *tokenizer); /* ids are 0 ... vocab - 1 */
+
+/* At most `room` tokens; *count: how many the text has. */
+HT_API ht_status ht_tokenizer_encode(const ht_tokenizer *tokenizer, const char *text, size_t bytes,
+                                     int32_t *tokens, int64_t room, int64_t *count);
+/* The bytes of one token, not ended by 0; those of a text are the bytes of its tokens. */
+HT_API const char *ht_tokenizer_piece(const ht_tokenizer *tokenizer, int32_t token, size_t *bytes);
+
+/* ---- data -------------------------------------------------------------------------------- */
+
+/* Token ids in host memory. Bytes are 1 ... 256, 0 is padding or the start of a document. */
+typedef struct ht_batch {
+    size_t size;
+    int64_t sequences;     /* of pairs: two per item */
+    const int32_t *tokens; /* the sequences one after the other */
+    const int32_t
+        *cu_seqlens; /* [sequences + 1]: sequence b is tokens cu_seqlens[b] ... cu_seqlens[b+1]-1 */
+    const int32_t *targets; /* classify: [sequences]; pairs: [sequences / 2]; language: one per
+                               token, the next token; denoise: one per token, itself, which hides it
+                               from the model (hide 0: the next token). -1: does not count. NULL
+                               where only predictions are wanted */
+} ht_batch;
+#define HT_BATCH_INIT \
+    { .size = sizeof(ht_batch) }
+
+typedef struct ht_data ht_data;
+
+typedef enum ht_part { HT_PART_TRAIN = 0, HT_PART_VALID = 1, HT_PART_TEST = 2 } ht_part;
+
+typedef struct ht_data_desc {
+    size_t size;
+    const ht_config *config; /* format, task, length, classes, batch, seeds */
+    const char *path; /* a file, a folder (all its files, by name; of tsv also one with folders neg
+                         and pos) or "-" for stdin; gzip and zstd are recognised. listops: NULL
+                         makes them, else a tsv of label and expression; pathfinder: NULL makes
+                         them, else images */
+    ht_part part;     /* with holdout; listops and pathfinder made here */
+    double holdout;   /* this share of the items is the valid part, the rest the train part; 0: the
+                         file is one part. Of a text with enough documents whole ones are held out,
+                         else its end */
+    const char *papers; /* pairs: a file of id<TAB>text; path has label<TAB>id<TAB>id. Or NULL */
+    const ht_tokenizer *tokenizer; /* text: how it becomes tokens; must outlive data. NULL: bytes */
+    size_t memory; /* text: bytes of tokens kept in memory, the rest lies in a file in TMPDIR; 0: 1
+                      GiB */
+} ht_data_desc;
+#define HT_DATA_DESC_INIT \
+    { .size = sizeof(ht_data_desc) }
+
+typedef struct ht_data_info {
+    size_t size;
+    int64_t items;     /* texts, pairs or windows */
+    int64_t tokens;    /* of all items */
+    int64_t longest;   /* tokens of the longest item before cutting; texts: document */
+    int64_t cut;       /* items that were longer than length */
+    int64_t classes;   /* 1 + the largest label seen */
+    double majority;   /* share of the most frequent label */
+    int64_t documents; /* texts: of this part (of both, if its windows are held out) */
+} ht_data_info;
+#define HT_DATA_INFO_INIT \
+    { .size = sizeof(ht_data_info) }
+
+/* Reads everything into memory (texts: see memory). A bad line is refused with its number. */
+HT_API ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *desc);
+HT_API void ht_data_close(ht_data *data);
+HT_API ht_status ht_data_get_info(const ht_data *data, ht_data_info *out);
+
+/* The next batch in order; the last one may be smaller; then END, and the next call starts again.
+ * The arrays belong to data and last until the next call. */
+HT_API ht_status ht_data_next(ht_data *data, ht_batch *out);
+/* The next full batch of the endless shuffled stream that `seed` of the configuration makes. */
+HT_API ht_status ht_data_draw(ht_data *data, ht_batch *out);
+HT_API int64_t ht_data_position(const ht_data *data); /* items drawn so far */
+HT_API ht_status ht_data_seek(ht_data *data, int64_t position);
+
+/* One text as tokens of this configuration's data; at most `room` of them, *count: how many it has.
+ */
+HT_API ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text,
+                                size_t bytes, int32_t *tokens, int64_t room, int64_t *count);
+
+/* Sets of the Long Range Arena as files for ht_data_open: made from a seed (listops, pathfinder,
+ * pathx; the same bytes for any number of threads), or taken from their official form (imdb,
+ * cifar10, aan, listops, pathfinder, pathx) and checked. docs/formats.md has the files. */
+typedef struct ht_set_desc {
+    size_t size;
+    const char *task;
+    const char *source; /* the official folder; NULL: make the set */
+    const char *folder; /* of what is written; it must exist. NULL: make and write nothing */
+    int64_t items[3];   /* made of train, valid, test; all 0: as many as in the benchmark */
+    int64_t seed;
+    int64_t distractors;                                /* pathfinder, pathx: 0: 5 or 8 */
+    int plain;                                          /* 1: not compressed */
+    int unchecked;                                      /* 1: any number of items, any sum */
+    int (*tell)(void *user, int64_t done, int64_t all); /* non-zero: stop, INVALID; or NULL */
+    void *user;
+} ht_set_desc;
+#define HT_SET_DESC_INIT \
+    { .size = sizeof(ht_set_desc) }
+
+typedef struct ht_set_info {
+    size_t size;
+    int64_t items[3];   /* of train, valid, test */
+    int64_t longest[3]; /* tokens */
+    uint64_t sum[3];    /* of the items, in any order */
+    int known;          /* import: 1: the sums are those of the set as it is published */
+    double attempts;    /* per item made: attempts at the expression or the two long lines */
+    double positive;    /* pathfinder, per image: share of label 1, */
+    double distractors; /* short lines that found room, */
+    double nonzero;     /* share of pixels that are not black, */
+    double brightness;  /* and mean pixel */
+} ht_set_info;
+#define HT_SET_INFO_INIT \
+    { .size = sizeof(ht_set_info) }
+
+HT_API ht_status ht_set_write(ht_context *ctx, const ht_set_desc *desc, ht_set_info *out);
+
+/* ---- models ------------------------------------------------------------------------------ */
+
+typedef struct ht_model ht_model; /* configuration and weights */
+
+HT_API ht_status ht_model_create(ht_model **out, ht_context *ctx, const ht_config *config);
+HT_API void ht_model_destroy(ht_model *model);
+HT_API ht_status ht_model_get_config(const ht_model *model, ht_config *out); /* zeros filled in */
+HT_API int64_t ht_model_parameters(const ht_model *model);                   /* how many numbers */
+
+/* Operations of a training step per token: the products of the linear layers, forward and backward;
+ * attention is not counted. And how many per second the device could do in that precision: of a
+ * GPU by its data sheet, of a CPU as measured now (0.1 s); 0: not known. */
+HT_API double ht_model_flops(const ht_model *model);
+HT_API ht_status ht_context_peak(ht_context *ctx, ht_dtype dtype, double *out);
+
+/* A safetensors file with the configuration in its metadata; whole or not there. */
+HT_API ht_status ht_model_save(const ht_model *model, const char *path);
+/* The same with numbers of another type: BF16 makes it half as large and rounds. */
+HT_API ht_status ht_model_export(const ht_model *model, const char *path, ht_dtype dtype);
+HT_API ht_status ht_model_load(ht_model **out, ht_context *ctx, const char *path);
+/* Takes the tensors that have the same name and shape in the file, *taken of them; the others stay
+ * as they are. A model that was trained to denoise starts a classifier that way. FORMAT if there is
+ * none; the model is then unchanged. */
+HT_API ht_status ht_model_take(ht_model *model, const char *path, int64_t *taken);
+
+typedef struct ht_tensor_info {
+    size_t size;
+    const char *name; /* "layers.0.attention.qkv.weight" */
+    int rank;         /* 1 or 2 */
+    int64_t shape[2]; /* a matrix is [out, in] */
+    int64_t count;
+} ht_tensor_info;
+#define HT_TENSOR_INFO_INIT \
+    { .size = sizeof(ht_tensor_info) }
+HT_API int64_t ht_model_tensors(const ht_model *model);
+HT_API ht_status ht_model_tensor(const ht_model *model, int64_t index, ht_tensor_info *out);
+HT_API ht_status ht_model_read(const ht_model *model, int64_t index, double *out);
+HT_API ht_status ht_model_write(ht_model *model, int64_t index, const double *in);
+
+/* ---- generating -------------------------------------------------------------------------- */
+
+/* A language model and the decode state of `slots` texts, each at its own position. Nothing in a
+ * hierarchical state grows faster than the logarithm of the text; positions beyond the training
+ * length are fine, unless they are learned. */
+typedef struct ht_generator ht_generator;
+
+typedef struct ht_generator_desc {
+    size_t size;
+    int64_t slots; /* 0: 1 */
+    int64_t rows;  /* tokens computed at a time; longer prompts go in pieces. 0: 256 */
+} ht_generator_desc;
+#define HT_GENERATOR_DESC_INIT \
+    { .size = sizeof(ht_generator_desc) }
+
+HT_API ht_status ht_generator_create(ht_generator **out, ht_model *model,
+                                     const ht_generator_desc *desc);
+HT_API void ht_generator_destroy(ht_generator *generator);
+
+/* Appends sequence b of the batch (targets are not used) to slot slots[b] (NULL: slot b), all
+ * different. logits, host, may be NULL: [sequences, vocab], after the last token of each sequence;
+ * `every`: [tokens, vocab], after each token. A slot that a failure left in between must be
+ * reset. */
+HT_API ht_status ht_generator_feed(ht_generator *generator, const int64_t *slots,
+                                   const ht_batch *batch, float *logits, int every);
+
+typedef struct ht_state_info {
+    size_t size;
+    int64_t position;         /* tokens so far */
+    int64_t rows;             /* of K, and of V, held per layer and key head */
+    int64_t layers, kv_heads; /* of the model */
+    size_t bytes;             /* of all that is saved */
+} ht_state_info;
+#define HT_STATE_INFO_INIT \
+    { .size = sizeof(ht_state_info) }
+HT_API ht_status ht_generator_get_state(const ht_generator *generator, int64_t slot,
+                                        ht_state_info *out);
+HT_API ht_status ht_generator_reset(ht_generator *generator, int64_t slot);
+HT_API ht_status ht_generator_fork(ht_generator *generator, int64_t to, int64_t from);
+
+/* A slot in a file, with all that the next token depends on: text generated from it continues with
+ * the same bits. Any slot of a generator of the same weights can load it. */
+HT_API ht_status ht_generator_save(const ht_generator *generator, int64_t slot, const char *path);
+HT_API ht_status ht_generator_load(ht_generator *generator, int64_t slot, const char *path);
+
+/* How the next token is chosen: logits of the last 256 tokens are pushed down by repeat_penalty,
+ * divided by the temperature; of the probabilities the top_k largest stay, of those the fewest that
+ * make up top_p, of those the ones that are at least min_p times the largest. */
+typedef struct ht_sampling {
+    size_t size;
+    double temperature;    /* 0: the largest logit */
+    int64_t top_k;         /* 0: all */
+    double top_p;          /* in (0, 1]; 1: all */
+    double min_p;          /* in [0, 1]; 0: all */
+    double repeat_penalty; /* at least 1; 1: none. Positive logits are divided by it, others
+                              multiplied */
+    uint64_t seed;         /* the draw depends on seed and position alone */
+} ht_sampling;
+#define HT_SAMPLING_INIT \
+    { .size = sizeof(ht_sampling), .temperature = 1, .top_p = 1, .repeat_penalty = 1 }
+
+/* One token from logits [vocab]: `recent` are the tokens that the penalty is for, draw is a number
+ * in [0, 1). A logit that is not finite stands for a token that cannot occur. */
+HT_API ht_status ht_sample(ht_context *ctx, const ht_sampling *sampling, const float *logits,
+                           int64_t vocab, const int32_t *recent, int64_t recents, double draw,
+                           int32_t *token);
+
+/* The next token of a slot that has some; log_probability, or NULL: the model's own, before any of
+ * the above. Appends nothing. */
+HT_API ht_status ht_generator_sample(const ht_generator *generator, int64_t slot,
+                                     const ht_sampling *sampling, int32_t *token,
+                                     double *log_probability);
+
+/* ---- training ---------------------------------------------------------------------------- */
+
+typedef struct ht_trainer ht_trainer; /* activations, gradients, moments, step */
+
+typedef struct ht_trainer_desc {
+    size_t size;
+    const ht_config *config; /* how to train; NULL: the model's own. length may differ, too, but not
+                                exceed what a model with learned positions has */
+    int inference;           /* 1: evaluate and predict only; no memory for anything else */
+} ht_trainer_desc;
+#define HT_TRAINER_DESC_INIT \
+    { .size = sizeof(ht_trainer_desc) }
+
+typedef struct ht_report {
+    size_t size;
+    double loss;     /* mean over targets, natural logarithm */
+    double accuracy; /* share of targets with the largest logit */
+    int64_t targets, correct;
+    int64_t tokens;       /* rows computed */
+    double rate;          /* of a step */
+    double gradient_norm; /* before clipping */
+    int applied;          /* 0: loss or gradient were not finite, nothing was changed */
+} ht_report;
+#define HT_REPORT_INIT \
+    { .size = sizeof(ht_report) }
+
+HT_API ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_desc *desc);
+HT_API void ht_trainer_destroy(ht_trainer *trainer);
+HT_API int64_t ht_trainer_steps(const ht_trainer *trainer); /* updates so far */
+HT_API size_t ht_trainer_bytes(const ht_trainer *trainer);  /* device memory it holds */
+/* Those of its layers, see ht_attention_kernels. */
+HT_API const char *ht_trainer_kernels(const ht_trainer *trainer, int backward);
+
+/* One update from `count` micro-batches. */
+HT_API ht_status ht_trainer_step(ht_trainer *trainer, const ht_batch *batches, int64_t count,
+                                 ht_report *out);
+HT_API ht_status ht_trainer_evaluate(ht_trainer *trainer, const ht_batch *batch, ht_report *out);
+/* classify, pairs: logits [items, classes]; language: each token's loss [tokens] (targets needed)
+ */
+HT_API ht_status ht_trainer_predict(ht_trainer *trainer, const ht_batch *batch, float *out);
+/* language: the logits after each token [tokens, vocab] */
+HT_API ht_status ht_trainer_logits(ht_trainer *trainer, const ht_batch *batch, double *out);
+
+/* What the attention of a layer gets: q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]
+ * of the batch's sequences one after the other, rotary positions of all levels already in them.
+ * rows: all tokens (`merge` of a sequence are one), and where pool is cls one row in front of each
+ * sequence. */
+HT_API ht_status ht_trainer_read_qkv(ht_trainer *trainer, const ht_batch *batch, int64_t layer,
+                                     float *q, float *k, float *v);
+
+/* For checks: adds the gradient of the mean loss, dropout and all, to what is there. */
+HT_API ht_status ht_trainer_gradient(ht_trainer *trainer, const ht_batch *batch, ht_report *out);
+HT_API ht_status ht_trainer_clear_gradient(ht_trainer *trainer);
+HT_API ht_status ht_trainer_read_gradient(const ht_trainer *trainer, int64_t index, double *out);
+
+/* Weights, moments, step and the position of the data (NULL: none) in one safetensors file. After a
+ * restore training goes on bit for bit (same device, same threads). Writing is all or nothing. */
+HT_API ht_status ht_trainer_save(const ht_trainer *trainer, const ht_data *data, const char *path);
+HT_API ht_status ht_trainer_restore(ht_trainer *trainer, ht_data *data, const char *path);
+
+/* What ht_train tells while it runs; returning non-zero ends the run after a checkpoint. */
+typedef struct ht_event {
+    size_t size;
+    int64_t step, steps;
+    const ht_report *report; /* of this step */
+    const ht_report *valid;  /* of the evaluation after this step, or NULL */
+    int best;                /* the evaluation was the best so far */
+    int saved;               /* a checkpoint was written */
+    double step_seconds, elapsed, left;
+} ht_event;
+
+typedef struct ht_train_desc {
+    size_t size;
+    const char
+        *folder; /* run folder: log.jsonl, step-N.safetensors, best.safetensors; it must exist */
+    ht_data *train;
+    ht_data *valid; /* or NULL */
+    int resume;     /* go on from the newest checkpoint in the folder, if there is one */
+    int (*tell)(void *user, const ht_event *event); /* or NULL */
+    void *user;
+} ht_train_desc;
+#define HT_TRAIN_DESC_INIT \
+    { .size = sizeof(ht_train_desc) }
+
+/* Trains to the configuration's last step. DIVERGED: no finite loss bad_steps times in a row; the
+ * last checkpoint holds the weights from before. */
+HT_API ht_status ht_train(ht_trainer *trainer, const ht_train_desc *desc);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
