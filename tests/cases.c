@@ -21,8 +21,10 @@ const test_case case_ways[] = {
     CASE(.kind = HT_FULL, .query = HT_QUERY_MEAN, .causal = 1), /* mode must not matter */
     CASE(.kind = HT_LOCAL, .query = HT_QUERY_FIRST),
     CASE(.kind = HT_LOCAL, .query = HT_QUERY_FINE, .causal = 1),
+    CASE(.query = HT_QUERY_FINE, .open = 2, .leaf = 4),
+    CASE(.query = HT_QUERY_FINE, .causal = 1, .open = 3),
 };
-const size_t case_way_count = COUNT(case_ways);
+const size_t case_all_way_count = COUNT(case_ways), case_way_count = COUNT(case_ways) - 2;
 
 /* ---- random numbers ---------------------------------------------------------------------- */
 
@@ -265,6 +267,62 @@ void cases_long(case_list *list, ht_dtype dtype) {
         cases_add(list, c);
         c.block = 32, c.length = 530, c.mask = MASK_BOTH, c.dropout = 20, c.rotary = 100;
         cases_add(list, c);
+    }
+}
+
+/* How clusters are opened. */
+static const test_case dials[] = {
+    CASE(.open = 1, .leaf = 1),
+    CASE(.open = 2),
+    CASE(.open = 3, .leaf = 2, .peek = 2),
+    CASE(.open = 8),
+    CASE(.open = 4, .leaf = 4, .peek = -1),
+    CASE(.open = 5, .leaf = 64, .peek = 48),
+    CASE(.open = 1000),
+    CASE(.open = 2, .leaf = 8, .peek = 3),
+};
+
+/* one more case with the next dial; bf16 on a grid and with a scale that is a power of two, so
+ * that devices cannot differ in how they round a score */
+static void add_open(case_list *list, test_case c, size_t dial, ht_dtype dtype) {
+    const test_case *with = &dials[dial % COUNT(dials)];
+    c.query = HT_QUERY_FINE, c.open = with->open, c.leaf = with->leaf, c.peek = with->peek;
+    c.dtype = dtype;
+    if (dtype == HT_BF16) c.grid = 1;
+    if (c.grid && !c.causal) { /* a cluster cut short by the end has no exact score */
+        c.packed = 0;
+        while (c.length & (c.length - 1)) c.length++;
+    }
+    if (c.grid) c.scale = 250, c.spread = 1;
+    add_if_allowed(list, c);
+}
+
+void cases_open(case_list *list, ht_dtype dtype) {
+    static const int64_t blocks[] = {2, 4, 16}, lengths[] = {5, 33, 64, 67, 100, 129, 200, 260};
+    for (size_t o = 0; o < COUNT(options); o++) {
+        for (int64_t causal = 0; causal < 2; causal++) {
+            test_case c = options[o];
+            c.causal = causal, c.grid = (int64_t)o % 3 == 0 && c.mask == MASK_NONE;
+            if (c.length > 20) c.length += 30; /* a level or two more */
+            if (dtype == HT_BF16 && c.mask != MASK_NONE) continue;
+            add_open(list, c, o + (size_t)causal * 3, dtype);
+        }
+    }
+    if (dtype == HT_F64) return; /* the long double oracle is slow */
+    for (size_t b = 0; b < COUNT(blocks); b++) {
+        for (size_t i = 0; i < COUNT(lengths); i++) {
+            test_case c = CASE(.block = blocks[b], .length = lengths[i], .bias = (int64_t)i % 2);
+            c.causal = (int64_t)(b + i) % 2, c.q_heads = 1 + (int64_t)i % 2, c.head_dim = 4;
+            c.rotary = i % 3 == 1 ? 10000 : 0, c.grid = (int64_t)i % 2;
+            add_open(list, c, b + i, dtype);
+        }
+    }
+    for (int64_t causal = 0; causal < 2; causal++) {
+        for (size_t i = 0; i < COUNT(dials); i++) { /* what a model has */
+            test_case c = CASE(.block = 16, .length = 190 + 77 * (int64_t)(i % 4), .causal = causal,
+                               .head_dim = 64, .value_dim = 64, .q_heads = 2, .grid = 1);
+            add_open(list, c, i, dtype);
+        }
     }
 }
 

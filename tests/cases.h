@@ -33,6 +33,11 @@
     X(spread, 1)  /* q is multiplied by this: how far the scores lie apart */          \
     X(slack, 0)   /* 1: the plan's maxima are larger than the call */                  \
     X(scratch, 1) /* 1: the caller's, 0: the context's */                              \
+    X(open, 0)                                                                         \
+    X(leaf, 0)                                                                         \
+    X(peek, 0)                                                                         \
+    X(gap, 0)  /* thousandths that opened clusters are ahead of others; -1: any */     \
+    X(grid, 0) /* 1: q and k are small integers, so that scores are exact */           \
     X(seed, 1)
 
 /* Which rows are masked. What is masked holds NaN, always. */
@@ -92,6 +97,8 @@ void cases_free(case_list *list);
  * fields set. */
 extern const test_case case_ways[];
 extern const size_t case_way_count;
+/* The same, and then every row opening clusters. */
+extern const size_t case_all_way_count;
 
 /* Every option alone, on every way to attend. */
 void cases_options(case_list *list, ht_dtype dtype);
@@ -113,6 +120,9 @@ void cases_whole(case_list *list, ht_dtype dtype);
 void cases_wide(case_list *list, ht_dtype dtype);
 /* 4 and 8 columns, all blocks of the narrow kernels, long and short. */
 void cases_narrow(case_list *list, ht_dtype dtype);
+
+/* Opening: every option, lengths around the edges, few and many clusters, all leaves. */
+void cases_open(case_list *list, ht_dtype dtype);
 
 /* splitmix64: the next of a stream of random numbers. */
 uint64_t test_random(uint64_t *state);

@@ -55,6 +55,125 @@ int oracle_kept(const oracle_problem *p, int64_t sequence, int64_t head, int lev
     return words[key % 4] >= (uint32_t)(p->dropout * 4294967296.0);
 }
 
+/* who sees whom, and at which level they meet */
+static void meet(int8_t *level, const oracle_problem *p, const uint8_t *qon, const uint8_t *kon,
+                 int64_t rows) {
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < rows; j++) {
+            int seen = (!qon || qon[i]) && (!kon || kon[j]) && !(p->causal && j > i);
+            level[i * rows + j] = (int8_t)(seen ? oracle_level(p, i, j) : -1);
+        }
+    }
+}
+
+/* ---- opening: one row's choice, over rows: the mean of a cluster's logits is the mean's logit */
+
+typedef struct cluster {
+    int64_t c;
+    double score;
+    int whole, opened; /* whole: no row is missing, so that the score is exact on small integers */
+} cluster;
+
+/* s [rows]: the row's logits with every key; level [rows]: -1 for those that it does not see */
+static cluster make_cluster(const oracle_problem *p, const double *s, const int8_t *level,
+                            int64_t rows, int l, int64_t c) {
+    int deep = p->peek < l ? (int)p->peek : l;
+    int64_t size = (int64_t)1 << (l - deep), all = 0, from = c << l, to = (c + 1) << l;
+    double mean = 0, square = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int64_t lo = from; lo < to; lo += size) {
+            int64_t n = 0;
+            double sum = 0;
+            for (int64_t j = lo; j < lo + size && j < rows; j++)
+                if (level[j] >= 0) n++, sum += s[j];
+            if (pass == 0) mean += sum, all += n;
+            if (pass == 1 && n > 0)
+                square += (double)n * (sum / (double)n - mean) * (sum / (double)n - mean);
+        }
+        if (pass == 0) mean /= (double)all;
+    }
+    return (cluster){c, mean + sqrt(square / (double)all), all == (int64_t)1 << l, 0};
+}
+
+/* the `open` best are opened; returns how far the last of them is ahead */
+static double choose(cluster *of, int64_t n, int64_t open) {
+    int64_t last = -1;
+    double margin = INFINITY;
+    for (int64_t taken = 0; taken < open && taken < n; taken++) {
+        last = -1;
+        for (int64_t x = 0; x < n; x++)
+            if (!of[x].opened && (last < 0 || of[x].score > of[last].score)) last = x;
+        of[last].opened = 1;
+    }
+    for (int64_t x = 0; x < n && last >= 0; x++) {
+        double ahead = of[last].score - of[x].score;
+        if (of[x].opened || (ahead == 0 && of[x].whole && of[last].whole)) continue;
+        if (ahead < margin) margin = ahead;
+    }
+    return margin;
+}
+
+static double open_row(int8_t *level, const oracle_problem *p, const double *s, int64_t rows,
+                       cluster *of) {
+    double margin = INFINITY;
+    for (int l = oracle_levels(p, rows) - 1; l > 0; l--) {
+        int64_t n = 0;
+        for (int64_t c = 0; c << l < rows; c++) {
+            int there = 0;
+            for (int64_t j = c << l; j < (c + 1) << l && j < rows; j++) there |= level[j] == l;
+            if (there) of[n++] = make_cluster(p, s, level, rows, l, c);
+        }
+        margin = fmin(margin, choose(of, n, p->open));
+        for (int64_t x = 0; x < n; x++) {
+            int leaf = (int64_t)1 << l <= p->leaf || l == 1;
+            for (int64_t j = of[x].c << l; j < (of[x].c + 1) << l && j < rows; j++)
+                if (of[x].opened && level[j] == l) level[j] = (int8_t)(leaf ? ORACLE_ROW : l - 1);
+        }
+    }
+    return margin;
+}
+
+void oracle_open(int8_t *level, double *margin, const oracle_problem *p, int64_t sequence,
+                 int64_t h) {
+    int64_t start = p->cu_seqlens[sequence], rows = p->cu_seqlens[sequence + 1] - start;
+    int64_t d = p->head_dim, kv = h / (p->q_heads / p->kv_heads);
+    double scale = p->scale != 0 ? p->scale : 1 / sqrt((double)d);
+    double *s = malloc((size_t)(rows + 1) * sizeof *s);
+    cluster *of = malloc((size_t)(rows + 1) * sizeof *of);
+    if (!s || !of) abort();
+    for (int64_t i = 0; i < rows; i++) {
+        const double *q = p->q + ((start + i) * p->q_heads + h) * d;
+        int8_t *own = level + i * rows;
+        for (int64_t j = 0; j < rows; j++) {
+            s[j] = 0;
+            const double *k = p->k + ((start + j) * p->kv_heads + kv) * d;
+            for (int64_t c = 0; c < d && own[j] >= 0; c++) s[j] += scale * q[c] * k[c];
+        }
+        margin[i] = open_row(own, p, s, rows, of);
+    }
+    free(s);
+    free(of);
+}
+
+double oracle_margin(const oracle_problem *p) {
+    double least = INFINITY;
+    for (int64_t b = 0; b < p->sequences; b++) {
+        int64_t start = p->cu_seqlens[b], rows = p->cu_seqlens[b + 1] - start;
+        int8_t *level = malloc((size_t)(rows * rows) + 1);
+        double *margin = malloc((size_t)(rows + 1) * sizeof *margin);
+        if (!level || !margin) abort();
+        for (int64_t h = 0; h < p->q_heads; h++) {
+            meet(level, p, p->query_mask ? p->query_mask + start : NULL,
+                 p->key_mask ? p->key_mask + start : NULL, rows);
+            oracle_open(level, margin, p, b, h);
+            for (int64_t i = 0; i < rows; i++) least = fmin(least, margin[i]);
+        }
+        free(level);
+        free(margin);
+    }
+    return least;
+}
+
 #define WIDE double
 #define COS cos
 #define SIN sin

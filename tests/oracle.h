@@ -19,9 +19,11 @@ typedef struct oracle_problem {
     int64_t sequences;
     const int32_t *cu_seqlens; /* [sequences + 1] */
     int64_t q_heads, kv_heads, head_dim, value_dim, block;
-    double scale;   /* 0: 1/sqrt(head_dim) */
-    double rotary;  /* theta, or 0 */
-    double dropout; /* probability, or 0 */
+    int64_t open, leaf, peek; /* clusters opened per level (0: none), rows of a leaf, levels that a
+                                 score looks down (0: the mean alone) */
+    double scale;             /* 0: 1/sqrt(head_dim) */
+    double rotary;            /* theta, or 0 */
+    double dropout;           /* probability, or 0 */
     uint64_t seed;
     uint32_t offset;
     const double *q, *k, *v;
@@ -60,6 +62,16 @@ void oracle_sizes(oracle_result *r, const oracle_problem *p);
 /* The level at which rows i and j meet; -1: never (kind local). */
 int oracle_level(const oracle_problem *p, int64_t i, int64_t j);
 int oracle_levels(const oracle_problem *p, int64_t length);
+
+/* Opening: `level` [rows, rows] as rows meet becomes what takes part for head h of a sequence:
+ * ORACLE_ROW for a row of an opened cluster, else the level of the cluster that it is part of.
+ * margin [rows]: the smallest distance between the score of an opened cluster and of one that was
+ * not, or INFINITY; an exact tie of whole clusters, which the smaller one wins, is no distance. */
+#define ORACLE_ROW 100
+void oracle_open(int8_t *level, double *margin, const oracle_problem *p, int64_t sequence,
+                 int64_t h);
+/* The smallest margin of a problem. */
+double oracle_margin(const oracle_problem *p);
 
 /* Philox-4x32-10. */
 void oracle_philox(uint32_t out[4], const uint32_t counter[4], const uint32_t key[2]);

@@ -13,14 +13,15 @@ typedef struct FN(head) {
     const oracle_problem *p;
     int64_t rows, sequence, h;
     int levels, reverse;
+    int planes; /* levels, and where clusters are opened one more: rows as they are, not turned */
     oracle_form form;
     REAL scale;               /* of the scores, or what q has been multiplied by */
     REAL unit;                /* what one unit of a score is worth: 1, or log 2 */
     REAL keep;                /* keep: 1/(1 - dropout) */
     REAL sign;                /* of <dz, z> in ds: -1; +1 when only sizes are asked for */
     const uint8_t *qon, *kon; /* [rows] */
-    int8_t *level;            /* [rows, rows] where i meets j; -1: i does not see j */
-    REAL *q, *k;              /* [levels, rows, head_dim]: what row i asks, what j's cluster is */
+    int8_t *level;            /* [rows, rows] the plane of i and j; -1: i does not see j */
+    REAL *q, *k;              /* [planes, rows, head_dim]: what row i asks, what j's cluster is */
     REAL *dq, *dk;            /* gradients of those */
     REAL *v, *z, *dz, *dv;    /* [rows, value_dim] */
     REAL *s;                  /* [rows, rows] scores */
@@ -105,10 +106,16 @@ static void FN(uncoarsen)(const FN(head) *w, REAL *dx, const uint8_t *on, int me
             }
         }
     }
+    for (int64_t i = 0; i < n * d && w->planes > w->levels; i++) dx[i] += dx[w->levels * n * d + i];
 }
 
-/* where the bias of (i, j) at level l stands in its table */
-static int64_t FN(bias_at)(const oracle_problem *p, int l, int64_t i, int64_t j) {
+/* the level that a plane belongs to */
+static int FN(level_of)(const FN(head) *w, int plane) { return plane == w->levels ? 0 : plane; }
+
+/* where the bias of (i, j) of a plane stands in its table */
+static int64_t FN(bias_at)(const FN(head) *w, int plane, int64_t i, int64_t j) {
+    const oracle_problem *p = w->p;
+    int l = FN(level_of)(w, plane);
     int64_t reach = 2 * p->block - 1, distance = (j >> l) - (i >> l);
     if (distance > reach) distance = reach;
     if (distance < -reach) distance = -reach;
@@ -116,16 +123,19 @@ static int64_t FN(bias_at)(const oracle_problem *p, int l, int64_t i, int64_t j)
 }
 
 static void FN(meet)(FN(head) *w) {
-    for (int64_t i = 0; i < w->rows; i++) {
-        for (int64_t j = 0; j < w->rows; j++) {
-            int seen = w->qon[i] && w->kon[j] && !(w->p->causal && j > i);
-            w->level[i * w->rows + j] = (int8_t)(seen ? oracle_level(w->p, i, j) : -1);
-        }
-    }
+    meet(w->level, w->p, w->qon, w->kon, w->rows);
+    if (w->planes == w->levels) return;
+    double *margin = malloc((size_t)(w->rows + 1) * sizeof *margin);
+    if (!margin) abort();
+    oracle_open(w->level, margin, w->p, w->sequence, w->h);
+    for (int64_t i = 0; i < w->rows * w->rows; i++)
+        if (w->level[i] == ORACLE_ROW) w->level[i] = (int8_t)w->levels;
+    free(margin);
 }
 
-static REAL FN(weight)(const FN(head) *w, int l, int64_t i, int64_t j) {
+static REAL FN(weight)(const FN(head) *w, int plane, int64_t i, int64_t j) {
     if (w->p->dropout == 0) return 1;
+    int l = FN(level_of)(w, plane);
     int64_t query = w->p->query == HT_QUERY_FINE ? i : i >> l;
     return oracle_kept(w->p, w->sequence, w->h, l, query, j >> l) ? w->keep : 0;
 }
@@ -144,7 +154,7 @@ static REAL FN(score)(const FN(head) *w, int l, int64_t i, int64_t j, int revers
     int64_t n = w->rows, d = p->head_dim;
     REAL s = FN(dot)(reverse, w->q + (l * n + i) * d, w->k + (l * n + j) * d, d);
     if (!FN(scaled)(w)) s *= w->scale;
-    return p->bias ? s + (REAL)p->bias[FN(bias_at)(p, l, i, j) * p->q_heads + w->h] / w->unit : s;
+    return p->bias ? s + (REAL)p->bias[FN(bias_at)(w, l, i, j) * p->q_heads + w->h] / w->unit : s;
 }
 
 /* row i: scores, lse, output */
@@ -193,7 +203,7 @@ static void FN(pull)(FN(head) *w, int64_t i) {
         for (int64_t c = 0; c < d; c++) dq[c] += w->scale * w->unit * ds * k[c];
         for (int64_t c = 0; c < d; c++) dk[c] += with_q * ds * q[c];
         for (int64_t c = 0; c < dv; c++) w->dv[j * dv + c] += e * weight * dz[c];
-        w->dbias[FN(bias_at)(p, l, i, j)] += ds;
+        w->dbias[FN(bias_at)(w, l, i, j)] += ds;
     }
 }
 
@@ -210,8 +220,8 @@ static REAL *FN(array)(int64_t n) {
 
 static void FN(open)(FN(head) *w) {
     int64_t n = w->rows, d = w->p->head_dim, dv = w->p->value_dim;
-    w->q = FN(array)(w->levels * n * d), w->k = FN(array)(w->levels * n * d);
-    w->dq = FN(array)(w->levels * n * d), w->dk = FN(array)(w->levels * n * d);
+    w->q = FN(array)(w->planes * n * d), w->k = FN(array)(w->planes * n * d);
+    w->dq = FN(array)(w->planes * n * d), w->dk = FN(array)(w->planes * n * d);
     w->v = FN(array)(n * dv), w->z = FN(array)(n * dv);
     w->dz = FN(array)(n * dv), w->dv = FN(array)(n * dv);
     w->level = malloc((size_t)(n * n) + 1);
@@ -241,11 +251,15 @@ static void FN(prepare)(FN(head) *w, int64_t start) {
     }
     FN(coarsen)(w, w->q, w->qon, p->query == HT_QUERY_MEAN, p->query == HT_QUERY_FIRST);
     FN(coarsen)(w, w->k, w->kon, 1, 0);
+    for (int64_t i = 0; i < w->rows * d && w->planes > w->levels; i++) {
+        w->q[w->levels * w->rows * d + i] = w->q[i];
+        w->k[w->levels * w->rows * d + i] = w->k[i];
+    }
     for (int64_t i = 0; i < w->rows && p->rotary != 0; i++) {
         FN(rotate)(w, w->q + i * d, i, 0);
         FN(rotate)(w, w->k + i * d, i, 0);
     }
-    for (int64_t i = 0; i < w->levels * w->rows * d && FN(scaled)(w); i++) w->q[i] *= w->scale;
+    for (int64_t i = 0; i < w->planes * w->rows * d && FN(scaled)(w); i++) w->q[i] *= w->scale;
 }
 
 static void FN(differentiate)(FN(head) *w) {
@@ -265,7 +279,7 @@ static void FN(differentiate)(FN(head) *w) {
 /* every input of the differentiation by its absolute value, for oracle_sizes */
 static void FN(absolute)(FN(head) *w) {
     int64_t n = w->rows, d = w->p->head_dim, dv = w->p->value_dim;
-    for (int64_t i = 0; i < w->levels * n * d; i++) {
+    for (int64_t i = 0; i < w->planes * n * d; i++) {
         w->q[i] = ABS(w->q[i]);
         w->k[i] = ABS(w->k[i]);
     }
@@ -326,6 +340,7 @@ static void FN(run)(oracle_result *r, const oracle_problem *p, oracle_form form,
             w.unit = form == ORACLE_POWERS ? LOG((REAL)2) : 1;
             w.rows = p->cu_seqlens[b + 1] - start;
             w.levels = oracle_levels(p, w.rows);
+            w.planes = w.levels + (p->open > 0);
             w.scale = p->scale != 0 ? (REAL)p->scale : 1 / SQRT((REAL)p->head_dim);
             w.scale /= w.unit;
             w.keep = 1 / (1 - (REAL)p->dropout);

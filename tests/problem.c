@@ -5,6 +5,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -154,16 +155,44 @@ static uint8_t *draw_mask(const problem *p, int which) {
     return mask;
 }
 
-/* normal numbers; rows that the mask takes out hold NaN */
+/* normal numbers, or those nearest on a grid of small integers; rows that the mask takes out hold
+ * NaN */
 static double *draw(const problem *p, uint64_t salt, int64_t n, int64_t width, ht_dtype type,
                     double factor, const uint8_t *mask) {
     double *x = pool_alloc((size_t)n * sizeof *x);
-    uint64_t s = (uint64_t)p->c.seed * 1000 + salt;
+    uint64_t s = (uint64_t)p->c.seed * 1000 + salt + ((uint64_t)p->redrawn << 40);
+    int grid = p->c.grid && salt <= 2;
     for (int64_t i = 0; i < n; i++) {
-        x[i] = dtype_round(type, factor * test_random_normal(&s));
+        double value = factor * test_random_normal(&s);
+        x[i] = grid ? round(1.5 * value) : dtype_round(type, value);
         if (mask && !mask[i / width]) x[i] = NAN;
     }
     return x;
+}
+
+/* Where devices round scores differently they may choose different clusters. So q and k are drawn
+ * until no choice is closer than rounding can be; exact ties of a grid stay. */
+static int too_close(const problem *p) {
+    oracle_problem same = problem_oracle(p);
+    double least = p->c.dtype == HT_F64 ? 1e-11 : p->c.dtype == HT_BF16 ? 1e-3 : 2e-5;
+    if (p->c.gap < 0) return 0;
+    least = fmax(least, (double)p->c.gap / 1000);
+    return p->c.open > 0 && !(oracle_margin(&same) >= least * (double)p->c.spread);
+}
+
+static void draw_keys(problem *p) {
+    const test_case *c = &p->c;
+    ht_dtype type = (ht_dtype)c->dtype;
+    int64_t q = c->q_heads * c->head_dim, k = c->kv_heads * c->head_dim;
+    do {
+        p->q = draw(p, 1, problem_q_size(p), q, type, (double)c->spread, p->query_mask);
+        p->k = draw(p, 2, problem_k_size(p), k, type, 1, p->key_mask);
+        if (++p->redrawn > 400) {
+            fprintf(stderr, "400 times drawn, and still a choice is too close\n");
+            abort();
+        }
+    } while (too_close(p));
+    p->redrawn = 0;
 }
 
 void problem_make(problem *p, const test_case *c) {
@@ -177,10 +206,8 @@ void problem_make(problem *p, const test_case *c) {
         if (c->mask == MASK_QUERIES && c->seed % 2) p->key_mask = NULL;
     }
     ht_dtype type = (ht_dtype)c->dtype, wide = dtype_wide(type);
-    int64_t q = c->q_heads * c->head_dim, k = c->kv_heads * c->head_dim;
     int64_t v = c->kv_heads * c->value_dim, z = c->q_heads * c->value_dim;
-    p->q = draw(p, 1, problem_q_size(p), q, type, (double)c->spread, p->query_mask);
-    p->k = draw(p, 2, problem_k_size(p), k, type, 1, p->key_mask);
+    draw_keys(p);
     p->v = draw(p, 3, problem_v_size(p), v, type, 1, p->key_mask);
     p->dout = draw(p, 4, problem_out_size(p), z, type, 1, p->query_mask);
     if (c->bias) p->bias = draw(p, 5, problem_bias_size(p), 1, wide, 1, NULL);
@@ -211,6 +238,11 @@ oracle_problem problem_oracle(const problem *p) {
         .head_dim = c->head_dim,
         .value_dim = c->value_dim,
         .block = c->block,
+        .open = c->open,
+        .leaf = c->leaf ? c->leaf : 8,
+        .peek = c->peek < 0 ? 0
+                : c->peek   ? c->peek
+                            : 1,
         .scale = (double)c->scale / 1000,
         .rotary = (double)c->rotary,
         .dropout = (double)c->dropout / 100,

@@ -15,6 +15,7 @@ typedef struct problem {
     int32_t *cu; /* [batch + 1], of equal lengths too */
     double *q, *k, *v, *bias, *dout, *dlse;
     uint8_t *key_mask, *query_mask; /* NULL: none */
+    int redrawn;                    /* times that q and k were drawn again */
 } problem;
 
 /* All results of a call, canonical, as double (every float and bf16 is a double). */

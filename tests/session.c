@@ -170,6 +170,7 @@ ht_attention_desc problem_desc(const problem *p) {
     if (c->slack) d.max_rows = 2 * p->rows + 100, d.max_sequences = 0, d.max_length = 0;
     d.scale = (double)c->scale / 1000, d.rotary_theta = (double)c->rotary;
     d.dropout = (double)c->dropout / 100;
+    d.open = c->open, d.open_leaf = c->leaf, d.open_peek = c->peek;
     return d;
 }
 

@@ -131,6 +131,23 @@ static const test_case extras[] = {
     CASE(.length = 15, .layout = LAYOUT_PADDED, .spread = 3),
 };
 
+/* Opening: the choice is a constant, so q and k are such that no step changes it. */
+static void add_open(case_list *small) {
+    static const test_case with[] = {
+        CASE(.length = 13, .open = 1, .leaf = 1),
+        CASE(.length = 16, .open = 2, .dlse = 1),
+        CASE(.length = 14, .open = 1, .bias = 1, .rotary = 10),
+        CASE(.length = 12, .open = 9),
+        CASE(.length = 15, .open = 1, .leaf = 2, .mask = MASK_BOTH, .dropout = 30),
+        CASE(.length = 17, .open = 1, .peek = 2, .value_dim = 4)};
+    for (size_t i = 0; i < 2 * COUNT(with); i++) {
+        test_case c = with[i / 2];
+        c.causal = (int64_t)i % 2, c.query = HT_QUERY_FINE, c.dtype = HT_F64, c.block = 2;
+        c.head_dim = 2, c.gap = 20, c.seed = 300 + (int64_t)i;
+        cases_add(small, c);
+    }
+}
+
 static void list(void) {
     case_list small = {0}, big = {0};
     if (!harness_supports(HT_F64)) return;
@@ -147,6 +164,7 @@ static void list(void) {
             cases_add(&big, c);
         }
     }
+    add_open(&small);
     harness_add_all("every entry", every_entry, &small);
     harness_add_all("directions", random_directions, &big);
     cases_free(&small), cases_free(&big);

@@ -164,10 +164,12 @@ static void list(void) {
     };
     case_list cases = {0};
     for (size_t i = 0; i < COUNT(with); i++) {
-        for (size_t w = 0; w < case_way_count; w++) {
+        for (size_t w = 0; w < case_all_way_count; w++) {
             test_case c = with[i];
             c.kind = case_ways[w].kind, c.query = case_ways[w].query;
             c.causal = case_ways[w].causal, c.seed = (int64_t)(10 * i + w);
+            c.open = case_ways[w].open, c.leaf = case_ways[w].leaf;
+            if (c.open && c.dtype == HT_BF16) c.grid = 1, c.scale = 250;
             if (harness_supports(c.dtype)) cases_add(&cases, c);
         }
     }

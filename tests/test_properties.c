@@ -486,11 +486,13 @@ static const property properties[] = {
 static void add_property(const property *f, ht_dtype dtype) {
     case_list cases = {0};
     for (size_t i = 0; i < COUNT(f->with) && f->with[i].batch; i++) {
-        for (size_t w = 0; w < case_way_count; w++) {
+        for (size_t w = 0; w < case_all_way_count; w++) {
             test_case c = f->with[i];
             c.kind = case_ways[w].kind, c.query = case_ways[w].query;
             c.causal = case_ways[w].causal, c.dtype = dtype;
+            c.open = case_ways[w].open, c.leaf = case_ways[w].leaf;
             c.seed = (int64_t)(i * case_way_count + w + 1);
+            if (c.open && dtype == HT_BF16 && c.mask == MASK_NONE) c.grid = 1, c.scale = 250;
             if (f->only == 1 && !c.causal) continue;
             if (f->only == 2 && c.kind != HT_HIERARCHICAL) continue;
             cases_add(&cases, c);

@@ -120,6 +120,8 @@ static ht_status check_cache(ht_context *ctx, const ht_attention_desc *d, int64_
     CHECK(ctx, d->causal, HT_INVALID, "a cache needs a causal plan, got causal 0");
     CHECK(ctx, d->dropout == 0, HT_INVALID, "a cache needs a plan without dropout, got dropout %g",
           d->dropout);
+    CHECK(ctx, d->open == 0, HT_UNSUPPORTED, "a cache cannot open clusters yet: open is %lld",
+          (long long)d->open);
     int fits = slots >= 1 && hti_mul(&bytes, slots, d->q_heads * 8) &&
                hti_mul(&bytes, bytes, 2 * d->block) &&
                hti_mul(&bytes, bytes, d->head_dim + d->value_dim + 2) && bytes <= INT64_MAX / 8;

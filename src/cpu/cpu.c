@@ -42,9 +42,6 @@ ht_status hti_cpu_attention_check(ht_context *ctx, const ht_attention_desc *desc
     CHECK(ctx, desc->dtype == HT_F32 || desc->dtype == HT_F64, HT_UNSUPPORTED,
           "device \"%s\" takes dtype f32 or f64, got %s", ctx->device,
           desc->dtype == HT_BF16 ? "bf16" : "f16");
-    CHECK(ctx, desc->open == 0, HT_UNSUPPORTED,
-          "device \"%s\" cannot open clusters yet: open is %lld", ctx->device,
-          (long long)desc->open);
     return HT_OK;
 }
 

@@ -29,7 +29,9 @@
 
 /* float64 belongs to the reference kernels. What forward saves is in its own units, so forward and
  * backward always go the same way. */
-static int is_fast(const ht_attention_desc *desc) { return desc->dtype == HT_F32; }
+static int is_fast(const ht_attention_desc *desc) {
+    return desc->dtype == HT_F32 && desc->open == 0;
+}
 
 void FAST(hti_attention_need)(const ht_context *ctx, const ht_attention_desc *desc,
                               ht_attention_need *need) {

@@ -1,7 +1,7 @@
 /*
- * Reference kernels, part 2: forward and backward. See docs/attention.md for the derivation.
+ * Reference kernels, part 3: forward and backward. See docs/attention.md for the derivation.
  */
-#include "cpu/ref/unit.h"
+#include "cpu/ref/open.h"
 
 /* ---- forward ---- */
 
@@ -102,8 +102,8 @@ static void FN(finish)(FN(unit) *u) {
     }
 }
 
-static void FN(forward_unit)(FN(unit) *u, const hti_attention_call *call, int64_t sequence,
-                             int64_t kv_head) {
+static void FN(forward_unit)(FN(unit) *u, FN(chooser) *ch, const hti_attention_call *call,
+                             int64_t sequence, int64_t kv_head) {
     int64_t group = call->desc->q_heads / call->desc->kv_heads;
     FN(begin_unit)(u, call, sequence);
     if (u->length == 0) return;
@@ -111,7 +111,9 @@ static void FN(forward_unit)(FN(unit) *u, const hti_attention_call *call, int64_
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
         FN(load_queries)(u, h);
         FN(clear_states)(u, u->first[u->levels - 1] + u->rows[u->levels - 1]);
-        if (u->desc->query == HT_QUERY_FINE) {
+        if (u->desc->open > 0) {
+            FN(forward_opened)(u, ch);
+        } else if (u->desc->query == HT_QUERY_FINE) {
             FN(forward_fine)(u);
         } else {
             FN(forward_coarse)(u);
@@ -231,8 +233,8 @@ static void FN(store)(const ht_tensor *t, const FN(unit) *u, int64_t head, const
 }
 
 /* dbias [q_heads, 4*block - 1] of this slot of sequences, or NULL */
-static void FN(backward_unit)(FN(unit) *u, const hti_attention_call *call, int64_t sequence,
-                              int64_t kv_head, real *dbias) {
+static void FN(backward_unit)(FN(unit) *u, FN(chooser) *ch, const hti_attention_call *call,
+                              int64_t sequence, int64_t kv_head, real *dbias) {
     int64_t group = call->desc->q_heads / call->desc->kv_heads, table = 4 * call->desc->block - 1;
     FN(begin_unit)(u, call, sequence);
     if (u->length == 0) return;
@@ -240,18 +242,24 @@ static void FN(backward_unit)(FN(unit) *u, const hti_attention_call *call, int64
     size_t total = (size_t)(u->first[u->levels - 1] + u->rows[u->levels - 1]);
     memset(u->dk, 0, sizeof(real) * total * (size_t)u->d);
     memset(u->dval, 0, sizeof(real) * total * (size_t)u->dv);
+    if (u->dfar) memset(u->dfar, 0, sizeof(real) * (size_t)(u->length * u->d));
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
         FN(load_queries)(u, h);
         FN(load_output)(u);
         if (u->desc->query != HT_QUERY_FINE) FN(restrict_output)(u);
         memset(u->dq, 0, sizeof(real) * total * (size_t)u->d);
-        FN(grad_levels)(u, dbias ? dbias + h * table : NULL);
+        if (u->desc->open > 0) {
+            FN(grad_opened)(u, ch, dbias ? dbias + h * table : NULL);
+        } else {
+            FN(grad_levels)(u, dbias ? dbias + h * table : NULL);
+        }
         if (u->desc->query != HT_QUERY_FINE)
             FN(spread)(u->dq, u->nq, u, u->d, u->desc->query == HT_QUERY_FIRST);
         FN(store)(&call->dq, u, h, u->dq, u->nq, u->d);
     }
     for (int64_t i = 0; u->kt != u->k && i < u->length; i++)
         FN(rotate)(u->dk + i * u->d, u->dk + i * u->d, u->turn + i * u->d, u->d, -1);
+    for (int64_t i = 0; u->dfar && i < u->length * u->d; i++) u->dk[i] += u->dfar[i];
     FN(spread)(u->dk, u->n, u, u->d, 0);
     FN(spread)(u->dval, u->n, u, u->dv, 0);
     FN(store)(&call->dk, u, kv_head, u->dk, u->n, u->d);
@@ -275,26 +283,37 @@ static size_t FN(bias_bytes)(const ht_attention_desc *d, int64_t sequences) {
     return used;
 }
 
+/* A thread's own memory. */
+static size_t FN(thread_layout)(FN(unit) *u, FN(chooser) *ch, char *base,
+                                const ht_attention_desc *d, int64_t length, int backward) {
+    size_t used = FN(layout)(u, base, d, length, backward);
+    if (d->open > 0) FN(chooser_layout)(ch, base, &used, d, length);
+    return used;
+}
+
 static void FN(need)(const ht_context *ctx, const ht_attention_desc *d, ht_attention_need *need) {
     FN(unit) u = {0};
+    FN(chooser) ch = {0};
     size_t threads = (size_t)ctx->threads;
     need->saved = sizeof(real) * (size_t)(d->q_heads * d->max_rows);
-    need->scratch_forward = threads * FN(layout)(&u, NULL, d, d->max_length, 0);
-    need->scratch_backward =
-        threads * FN(layout)(&u, NULL, d, d->max_length, 1) + FN(bias_bytes)(d, d->max_sequences);
+    need->scratch_forward = threads * FN(thread_layout)(&u, &ch, NULL, d, d->max_length, 0);
+    need->scratch_backward = threads * FN(thread_layout)(&u, &ch, NULL, d, d->max_length, 1) +
+                             FN(bias_bytes)(d, d->max_sequences);
 }
 
 static void FN(forward)(ht_context *ctx, const hti_attention_call *call) {
     int64_t kv = call->desc->kv_heads, units = call->sequences * kv;
     FN(unit) probe = {0};
-    size_t bytes = FN(layout)(&probe, NULL, call->desc, call->length, 0);
+    FN(chooser) none = {0};
+    size_t bytes = FN(thread_layout)(&probe, &none, NULL, call->desc, call->length, 0);
 #pragma omp parallel num_threads(ctx->threads)
     {
         FN(unit) u = {0};
-        FN(layout)(&u, (char *)call->scratch + bytes * (size_t)hti_cpu_thread(), call->desc,
-                   call->length, 0);
+        FN(chooser) ch = {0};
+        FN(thread_layout)(&u, &ch, (char *)call->scratch + bytes * (size_t)hti_cpu_thread(),
+                          call->desc, call->length, 0);
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < units; i++) FN(forward_unit)(&u, call, i / kv, i % kv);
+        for (int64_t i = 0; i < units; i++) FN(forward_unit)(&u, &ch, call, i / kv, i % kv);
     }
 }
 
@@ -317,18 +336,21 @@ static void FN(backward)(ht_context *ctx, const hti_attention_call *call) {
     real *partial = call->dbias ? call->scratch : NULL;
     char *base = (char *)call->scratch + partial_bytes;
     FN(unit) probe = {0};
-    size_t bytes = FN(layout)(&probe, NULL, call->desc, call->length, 1);
+    FN(chooser) none = {0};
+    size_t bytes = FN(thread_layout)(&probe, &none, NULL, call->desc, call->length, 1);
     if (partial) memset(partial, 0, partial_bytes);
 #pragma omp parallel num_threads(ctx->threads)
     {
         FN(unit) u = {0};
-        FN(layout)(&u, base + bytes * (size_t)hti_cpu_thread(), call->desc, call->length, 1);
+        FN(chooser) ch = {0};
+        FN(thread_layout)(&u, &ch, base + bytes * (size_t)hti_cpu_thread(), call->desc,
+                          call->length, 1);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < slots * kv; i++) {
             int64_t s = i / kv, begin = s * call->sequences / slots,
                     end = (s + 1) * call->sequences / slots;
             for (int64_t b = begin; b < end; b++)
-                FN(backward_unit)(&u, call, b, i % kv, partial ? partial + s * table : NULL);
+                FN(backward_unit)(&u, &ch, call, b, i % kv, partial ? partial + s * table : NULL);
         }
     }
     if (partial) FN(add_bias)(call, partial, slots);

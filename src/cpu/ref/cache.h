@@ -1,5 +1,5 @@
 /*
- * Reference kernels, part 3: the decode state, row by row. See op.h for what a level holds and when
+ * Reference kernels, part 4: the decode state, row by row. See op.h for what a level holds and when
  * it is made.
  */
 #include "cpu/model/ops.h"

@@ -5,6 +5,7 @@
 #define FN(name) name##_f32
 #define exp_f32 expf
 #define log_f32 logf
+#define sqrt_f32 sqrtf
 
 #include "cpu/ref/attention.h"
 #include "cpu/ref/cache.h"

@@ -5,6 +5,7 @@
 #define FN(name) name##_f64
 #define exp_f64 exp
 #define log_f64 log
+#define sqrt_f64 sqrt
 
 #include "cpu/ref/attention.h"
 #include "cpu/ref/cache.h"

@@ -28,6 +28,7 @@ typedef struct FN(unit) {
     real *max, *sum; /* 1: of the softmax of a coarse row; backward: max is min lse, sum is h */
     real *acc;       /* dv: its numerator; backward: G */
     real *dq, *dk, *dval; /* backward: d, d, dv */
+    real *dfar;           /* [length, d] backward of opened rows' keys, rotary only; else NULL */
     real *score;          /* [widest key range] */
     real *turn;           /* [length, d/2, 2] cosine and sine, rotary only */
 } FN(unit);
@@ -51,7 +52,7 @@ static size_t FN(layout)(FN(unit) *u, void *base, const ht_attention_desc *desc,
                          int backward) {
     size_t used = 0;
     int64_t total = FN(total_rows)(desc, length), d = desc->head_dim, dv = desc->value_dim;
-    int64_t widest = desc->kind == HT_FULL ? length : 3 * desc->block;
+    int64_t widest = desc->kind == HT_FULL || desc->open > 0 ? length : 3 * desc->block;
     u->k = FN(take)(base, &used, total * d);
     u->v = FN(take)(base, &used, total * dv);
     u->n = FN(take)(base, &used, total);
@@ -72,6 +73,7 @@ static size_t FN(layout)(FN(unit) *u, void *base, const ht_attention_desc *desc,
         u->dq = FN(take)(base, &used, total * d);
         u->dk = FN(take)(base, &used, total * d);
         u->dval = FN(take)(base, &used, total * dv);
+        if (desc->open > 0 && desc->rotary_theta > 0) u->dfar = FN(take)(base, &used, length * d);
     }
     return used;
 }
