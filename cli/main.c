@@ -4,6 +4,7 @@
  */
 #include "base/blas.h"
 #include "commands.h"
+#include "base/save.h"
 
 #include <htransformer.h>
 #include <stdlib.h>
@@ -170,6 +171,7 @@ static void account(const struct timespec *start) {
 int main(int argc, char **argv) {
     struct timespec start;
     blas_settle(argv);
+    save_watch_signals();
     clock_gettime(CLOCK_MONOTONIC, &start);
     int code = dispatch(argc - 1, argv + 1);
     account(&start);

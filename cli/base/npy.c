@@ -7,11 +7,12 @@
  */
 #include "base/npy.h"
 
+#include "base/save.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "npy.c reads little-endian data as they lie in memory"
@@ -253,16 +254,11 @@ bool npy_open_stream(npy_reader *out, FILE *file, uint64_t size, const char *nam
 }
 
 bool npy_open(npy_reader *out, const char *path, cli_error *error) {
-    struct stat info;
+    uint64_t bytes;
     *out = (npy_reader){0};
-    FILE *file = fopen(path, "rb");
-    if (!file) return cli_fail(error, "cannot open %s: %s", path, strerror(errno));
-    bool ok = fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode);
-    if (!ok)
-        cli_fail(error, "%s is not a regular file", path);
-    else
-        ok = npy_open_stream(out, file, (uint64_t)info.st_size, path, error);
-    if (ok) return true;
+    FILE *file = save_open_input(path, &bytes, error);
+    if (!file) return false;
+    if (npy_open_stream(out, file, bytes, path, error)) return true;
     fclose(file);
     *out = (npy_reader){0};
     return false;

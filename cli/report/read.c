@@ -3,7 +3,8 @@
  */
 #include "report/report.h"
 
-#include <errno.h>
+#include "base/save.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,12 +43,12 @@ static bool add(report_lines *lines, const cJSON *root, const char *const *keys)
 }
 
 static bool read_log(report_run *r, const char *path, cli_error *error) {
-    FILE *f = fopen(path, "rb");
-    if (!f) return cli_fail(error, "%s could not be opened: %s", path, strerror(errno));
+    FILE *f = save_open_stream(path, error);
+    if (!f) return false;
     char *line = NULL;
     size_t room = 0;
     bool good = true;
-    for (ssize_t n; good && (n = getline(&line, &room, f)) >= 0;) {
+    for (size_t n; good && save_line(f, path, &line, &room, &n, &good, error);) {
         if (n <= 1) continue;
         cJSON *root = cJSON_Parse(line);
         bool usable = cJSON_IsNumber(cJSON_GetObjectItemCaseSensitive(root, "step"));
@@ -58,7 +59,6 @@ static bool read_log(report_run *r, const char *path, cli_error *error) {
             good = cli_fail(error, "out of memory");
         cJSON_Delete(root);
     }
-    if (good && ferror(f)) good = cli_fail(error, "%s could not be read", path);
     if (good && r->steps.count == 0) good = cli_fail(error, "%s holds no step yet", path);
     free(line);
     fclose(f);

@@ -5,9 +5,9 @@
  * not to be. What it cost is said on stderr.
  */
 #include "base/json.h"
+#include "base/save.h"
 #include "run/run.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -396,13 +396,13 @@ static bool many_prompts(generate *r, FILE *f) {
     size_t room = 0;
     bool good = texts || cli_fail(&r->error, "out of memory");
     for (bool more = true; good && more;) {
-        ssize_t n = getline(&line, &room, f);
-        more = n >= 0;
+        size_t n = 0;
+        more = save_line(f, r->v->prompts, &line, &room, &n, &good, &r->error);
         while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) n--;
         if (more) {
             text *t = &texts[count];
             *t = (text){.number = number++, .slot = count, .bytes = t->bytes, .room = t->room};
-            good = add_bytes(r, t, line, (size_t)n);
+            good = add_bytes(r, t, line, n);
             t->prompt = t->used;
             count++;
         }
@@ -422,9 +422,8 @@ static bool many_prompts(generate *r, FILE *f) {
 
 static bool all_prompts(generate *r) {
     bool standard = strcmp(r->v->prompts, "-") == 0;
-    FILE *f = standard ? stdin : fopen(r->v->prompts, "rb");
-    if (!f)
-        return cli_fail(&r->error, "%s could not be opened: %s", r->v->prompts, strerror(errno));
+    FILE *f = standard ? stdin : save_open_stream(r->v->prompts, &r->error);
+    if (!f) return false;
     bool good = many_prompts(r, f);
     if (!standard) fclose(f);
     return good;

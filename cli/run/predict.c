@@ -3,9 +3,9 @@
  * line takes.
  */
 #include "base/json.h"
+#include "base/save.h"
 #include "run/run.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -150,16 +150,15 @@ static bool one_line(predictor *p, const char *text, size_t bytes, cli_error *er
 
 static bool all_lines(predictor *p, const char *path, cli_error *error) {
     bool standard = !path || strcmp(path, "-") == 0, good = true;
-    FILE *f = standard ? stdin : fopen(path, "rb");
-    if (!f) return cli_fail(error, "%s could not be opened: %s", path, strerror(errno));
+    FILE *f = standard ? stdin : save_open_stream(path, error);
+    if (!f) return false;
     char *line = NULL;
     size_t room = 0;
-    for (ssize_t n; good && (n = getline(&line, &room, f)) >= 0;) {
+    for (size_t n;
+         good && save_line(f, standard ? "stdin" : path, &line, &room, &n, &good, error);) {
         while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) n--;
-        good = one_line(p, line, (size_t)n, error);
+        good = one_line(p, line, n, error);
     }
-    if (good && ferror(f))
-        good = cli_fail(error, "%s could not be read", standard ? "stdin" : path);
     free(line);
     if (!standard) fclose(f);
     return good;

@@ -19,20 +19,18 @@ bool run_path(char *out, const char *folder, const char *name, cli_error *error)
 
 char *run_read_text(const char *path, cli_error *error) {
     enum { MOST = 1 << 20 };
-    FILE *f = fopen(path, "rb");
+    FILE *f = save_open_stream(path, error);
     char *text = f ? malloc(MOST + 1) : NULL;
     size_t n = text ? fread(text, 1, MOST + 1, f) : 0;
-    if (!f) {
-        cli_fail(error, "%s could not be opened: %s", path, strerror(errno));
-    } else if (!text || ferror(f) || n > MOST) {
+    bool good = text && !ferror(f) && n <= MOST;
+    if (f && !text)
+        cli_fail(error, "out of memory: reading %s", path);
+    else if (f && !good)
         cli_fail(error, "%s could not be read, or is too large for such a file", path);
-        free(text);
-        text = NULL;
-    } else {
-        text[n] = '\0';
-    }
+    if (good) text[n] = '\0';
+    if (!good) free(text);
     if (f) fclose(f);
-    return text;
+    return good ? text : NULL;
 }
 
 bool run_write_text(const char *path, const char *text, cli_error *error) {
@@ -45,9 +43,10 @@ bool run_write_text(const char *path, const char *text, cli_error *error) {
 
 bool run_copy(const char *to, const char *from, cli_error *error) {
     char chunk[1 << 14];
-    FILE *f = fopen(from, "rb");
+    uint64_t bytes;
+    FILE *f = save_open_input(from, &bytes, error);
     save_file save = {0};
-    if (!f) return cli_fail(error, "%s could not be opened: %s", from, strerror(errno));
+    if (!f) return false;
     bool good = save_open(&save, to, error);
     for (size_t n; good && (n = fread(chunk, 1, sizeof chunk, f)) > 0;)
         good = save_write(&save, chunk, n, error);
@@ -61,12 +60,10 @@ bool run_copy(const char *to, const char *from, cli_error *error) {
 /* The newest step-N.safetensors of a folder; false: there is none. */
 static bool newest(char *out, const char *folder) {
     DIR *d = opendir(folder);
-    long long best = -1;
+    int64_t best = -1;
     for (struct dirent *e; d && (e = readdir(d));) {
-        char *end;
-        if (strncmp(e->d_name, "step-", 5) != 0) continue;
-        long long step = strtoll(e->d_name + 5, &end, 10);
-        if (strcmp(end, ".safetensors") != 0 || step <= best) continue;
+        int64_t step = hti_step_of(e->d_name);
+        if (step <= best) continue;
         if (snprintf(out, 4096, "%s/%s", folder, e->d_name) < 4096) best = step;
     }
     if (d) closedir(d);

@@ -9,13 +9,13 @@ void *hti_host_alloc(ht_context *ctx, size_t bytes) {
     size_t rounded = (bytes + 63) / 64 * 64;
     if (rounded < bytes) return NULL;
     if (rounded == 0) rounded = 64;
-    if (ctx->allocator.alloc) return ctx->allocator.alloc(ctx->allocator.user, rounded);
+    if (ctx && ctx->allocator.alloc) return ctx->allocator.alloc(ctx->allocator.user, rounded);
     return aligned_alloc(64, rounded);
 }
 
 void hti_host_free(ht_context *ctx, void *block) {
     if (!block) return;
-    if (ctx->allocator.release) {
+    if (ctx && ctx->allocator.release) {
         ctx->allocator.release(ctx->allocator.user, block);
     } else {
         free(block);

@@ -19,7 +19,8 @@ struct ht_context {
     char error[512];
 };
 
-/* Host memory through the context's allocator, 64-byte aligned; NULL if there is none. */
+/* Host memory through the context's allocator (no context: the C library's), 64-byte aligned; NULL
+ * if there is none. */
 void *hti_host_alloc(ht_context *ctx, size_t bytes);
 void hti_host_free(ht_context *ctx, void *block);
 

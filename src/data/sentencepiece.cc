@@ -6,6 +6,7 @@
 #include <sentencepiece_processor.h>
 
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,12 +16,15 @@ static const SentencePieceProcessor *processor(const void *model) {
     return static_cast<const SentencePieceProcessor *>(model);
 }
 
-void *hti_spm_open(const char *path) {
+void *hti_spm_open(const char *bytes, size_t count, bool *starved) {
+    *starved = false;
     try {
-        auto *p = new SentencePieceProcessor;
-        if (p->Load(path).ok()) return p;
-        delete p;
-    } catch (const std::exception &) {
+        /* its owner until it is loaded, whatever is thrown */
+        std::unique_ptr<SentencePieceProcessor> p(new SentencePieceProcessor);
+        if (p->LoadFromSerializedProto(std::string(bytes, count)).ok()) return p.release();
+    } catch (const std::bad_alloc &) {
+        *starved = true;
+    } catch (...) {
     }
     return nullptr;
 }
@@ -47,7 +51,7 @@ int64_t hti_spm_encode(const void *model, const char *text, size_t bytes, int32_
         if (!*ids) return -1;
         for (size_t i = 0; i < out.size(); i++) (*ids)[i] = out[i];
         return static_cast<int64_t>(out.size());
-    } catch (const std::exception &) {
+    } catch (...) {
         return -1;
     }
 }

@@ -5,6 +5,7 @@
 #ifndef HTI_SENTENCEPIECE_H
 #define HTI_SENTENCEPIECE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,7 +15,8 @@ extern "C" {
 
 typedef enum hti_spm_kind { HTI_SPM_TEXT, HTI_SPM_BYTE, HTI_SPM_NOTHING } hti_spm_kind;
 
-void *hti_spm_open(const char *path); /* NULL: it is no such model */
+/* A model file's bytes; NULL: it is no such model, or there was no memory (*starved). */
+void *hti_spm_open(const char *bytes, size_t count, bool *starved);
 void hti_spm_close(void *model);
 int hti_spm_count(const void *model);
 /* Piece `id` and what it stands for; a byte is written <0x41>. */

@@ -15,6 +15,7 @@
 #include <zlib.h>
 #endif
 
+#include "core/file.h"
 #include "data/data.h"
 
 enum { PIECE = 1 << 17 };
@@ -146,8 +147,8 @@ static ht_status read_file(ht_context *ctx, const char *name, FILE *file, hti_pi
 }
 
 static ht_status read_path(ht_context *ctx, const char *path, hti_piece *each, void *user) {
-    FILE *f = fopen(path, "rb");
-    CHECK(ctx, f, HT_IO, "%s could not be opened: %s", path, strerror(errno));
+    FILE *f;
+    TRY(hti_file_open_stream(ctx, &f, path));
     ht_status status = read_file(ctx, path, f, each, user);
     fclose(f);
     return status;

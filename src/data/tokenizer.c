@@ -6,11 +6,11 @@
  * not give back as it was (bytes that are no UTF-8, the mark itself, NUL, text that it normalises)
  * goes in as byte pieces. Token id = piece + 1: 0 stays the start of a document.
  */
-#include <errno.h>
-#include <stdio.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/file.h"
 #include "data/data.h"
 #include "data/sentencepiece.h"
 
@@ -44,6 +44,8 @@ static ht_status add_piece(ht_tokenizer *t, int id) {
     hti_spm_kind kind;
     const char *piece = hti_spm_piece(t->model, id, &kind);
     t->starts[id + 1] = t->text.used;
+    CHECK(t->ctx, kind != HTI_SPM_BYTE || strlen(piece) == 6, HT_FORMAT,
+          "its piece %d is damaged: a byte is written <0x41>, not %.20s", id, piece);
     if (kind == HTI_SPM_BYTE) {
         unsigned char byte = (unsigned char)strtoul(piece + 3, NULL, 16); /* <0x41> */
         t->bytes[byte] = id + 1;
@@ -79,10 +81,14 @@ static ht_status probe(const ht_tokenizer *t, const char *path) {
 }
 
 static ht_status load(ht_tokenizer *t, const char *path) {
-    FILE *f = fopen(path, "rb");
-    CHECK(t->ctx, f, HT_IO, "%s could not be opened: %s", path, strerror(errno));
-    fclose(f);
-    t->model = hti_spm_open(path);
+    enum { MOST = 1 << 28 };
+    char *bytes;
+    size_t size;
+    bool starved;
+    TRY(hti_file_read(t->ctx, &bytes, &size, path, MOST));
+    t->model = hti_spm_open(bytes, size, &starved);
+    hti_host_free(t->ctx, bytes);
+    CHECK(t->ctx, !starved, HT_NOMEM, "out of memory: the tokens of %s", path);
     CHECK(t->ctx, t->model, HT_FORMAT, "%s is no SentencePiece model", path);
     int count = hti_spm_count(t->model);
     CHECK(t->ctx, count > 0 && count < 65535, HT_UNSUPPORTED,

@@ -7,7 +7,6 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define HEADER_MOST ((uint64_t)100 << 20) /* as the reference implementation */
 
@@ -90,12 +89,8 @@ static ht_status read_entries(hti_reader *r, uint64_t room) {
 }
 
 static ht_status read_header(hti_reader *r) {
-    struct stat about;
     unsigned char first[8];
-    uint64_t size, length = 0;
-    CHECK(r->ctx, fstat(fileno(r->file), &about) == 0 && S_ISREG(about.st_mode), HT_IO,
-          "%s is not a file", r->path);
-    size = (uint64_t)about.st_size;
+    uint64_t size = r->bytes, length = 0;
     int got = fread(first, 1, 8, r->file) == 8, letter = got ? fgetc(r->file) : EOF;
     for (int i = 7; i >= 0 && got; i--) length = length << 8 | first[i];
     CHECK(r->ctx,
@@ -114,8 +109,8 @@ static ht_status read_header(hti_reader *r) {
 }
 
 ht_status hti_reader_open(hti_reader *out, ht_context *ctx, const char *path) {
-    *out = (hti_reader){.ctx = ctx, .path = path, .file = fopen(path, "rb")};
-    CHECK(ctx, out->file, HT_IO, "%s could not be opened: %s", path, strerror(errno));
+    *out = (hti_reader){.ctx = ctx, .path = path};
+    TRY(hti_file_open(ctx, &out->file, &out->bytes, path));
     ht_status status = read_header(out);
     if (status != HT_OK) hti_reader_close(out);
     return status;

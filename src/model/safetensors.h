@@ -21,8 +21,8 @@ typedef struct hti_reader {
     ht_context *ctx;
     const char *path;
     FILE *file;
-    void *json; /* owns the names */
-    uint64_t data;
+    void *json;           /* owns the names */
+    uint64_t bytes, data; /* of the file; before its numbers */
     hti_entry *entries;
     int64_t count;
 } hti_reader;

@@ -60,18 +60,10 @@ static ht_status forget_ahead(run *r) {
 
 /* ---- checkpoints ---- */
 
-/* The step of "step-000000123.safetensors", or -1. */
-static long long step_of(const char *name) {
-    char *end;
-    if (strncmp(name, "step-", 5) != 0 || name[5] < '0' || name[5] > '9') return -1;
-    long long step = strtoll(name + 5, &end, 10);
-    return strcmp(end, ".safetensors") == 0 ? step : -1;
-}
-
-static int is_step(const struct dirent *entry) { return step_of(entry->d_name) >= 0; }
+static int is_step(const struct dirent *entry) { return hti_step_of(entry->d_name) >= 0; }
 
 static int by_step(const struct dirent **a, const struct dirent **b) {
-    long long x = step_of((*a)->d_name), y = step_of((*b)->d_name);
+    int64_t x = hti_step_of((*a)->d_name), y = hti_step_of((*b)->d_name);
     return (x > y) - (x < y);
 }
 
@@ -132,10 +124,7 @@ static ht_status resume(run *r) {
 static ht_status log_open(run *r) {
     char *path = hti_path_join(r->t->ctx, r->desc->folder, "log.jsonl");
     CHECK(r->t->ctx, path, HT_NOMEM, "out of memory: the name of the log");
-    r->log = fopen(path, "ab");
-    ht_status status =
-        r->log ? HT_OK
-               : hti_fail(r->t->ctx, HT_IO, "%s could not be opened: %s", path, strerror(errno));
+    ht_status status = hti_file_append(r->t->ctx, &r->log, path);
     hti_host_free(r->t->ctx, path);
     return status;
 }

@@ -603,7 +603,7 @@ static void arguments(void **state) {
     desc.distractors = 0;
     desc.folder = "/nowhere/at/all";
     desc.items[0] = 1;
-    REFUSED(cpu, ht_set_write(cpu, &desc, &info), HT_IO, "could not be written");
+    REFUSED(cpu, ht_set_write(cpu, &desc, &info), HT_IO, "cannot write");
     ht_config config = HT_CONFIG_INIT;
     ht_data_desc about = HT_DATA_DESC_INIT;
     ht_data *data;

@@ -3,6 +3,7 @@
  */
 #include "training.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +42,15 @@ int training_folder_close(void) {
     char command[128];
     snprintf(command, sizeof command, "rm -rf '%s'", training_folder);
     return system(command);
+}
+
+int training_temporaries(void) {
+    int count = 0;
+    DIR *folder = opendir(training_folder);
+    for (struct dirent *e; folder && (e = readdir(folder));)
+        count += strstr(e->d_name, ".httmp-") != NULL;
+    if (folder) closedir(folder);
+    return count;
 }
 
 const char *training_path(const char *name) {

@@ -38,6 +38,7 @@ extern char training_folder[64];
 int training_folder_open(void);
 int training_folder_close(void);
 const char *training_path(const char *name);
+int training_temporaries(void); /* files in it that are not yet, or never will be, complete */
 void training_write(const char *path, const void *bytes, size_t count);
 
 /* Device memory with these numbers in it, in float or double (any other dtype: float), and the

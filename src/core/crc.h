@@ -1,0 +1,14 @@
+/*
+ * CRC-32 as zlib, gzip and PNG have it (Python: zlib.crc32), without a library: the attention's own
+ * format has it, and that library needs none.
+ */
+#ifndef HTI_CRC_H
+#define HTI_CRC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The sum of what came before (0: nothing) and these bytes. */
+uint32_t hti_crc32(uint32_t sum, const void *bytes, size_t count);
+
+#endif
