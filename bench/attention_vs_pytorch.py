@@ -416,7 +416,7 @@ class Bench:
         machine = self.machine
         batch = max(1, self.tokens // length)
         sets = make_sets(machine, batch, length, self.heads, self.dim, train)
-        options = {"block": block or self.block, "causal": causal, "query": query, "kind": kind}
+        options = {"block": block or self.block, "causal": causal, "mode": query, "kind": kind}
         ours = self.attend(**options)
         peers = self.peers_at(length)
         contenders = self.contenders(ours, length, causal, train, peers)
@@ -447,7 +447,7 @@ class Bench:
         slots = 64 if machine.cuda else 4
         shared = slots * context > 1 << 22
         sequences = 1 if shared else slots
-        cache = htransformer.Cache(slots, self.heads, self.dim, query="fine", block=self.block,
+        cache = htransformer.Cache(slots, self.heads, self.dim, mode="fine", block=self.block,
                                    dtype=machine.dtype, device=machine.device)
         prefill = [machine.randn(sequences, context, self.heads, self.dim) for _ in range(3)]
         tokens = [machine.randn(steps + 2, slots, 1, self.heads, self.dim) for _ in range(3)]
@@ -476,7 +476,7 @@ class Bench:
         """The last step's output of the first sequence and head, against its whole history."""
         one = [torch.cat([p[0, :, 0], x[:, 0, 0, 0]]) for p, x in zip(prefill, tokens)]
         rows = torch.tensor([len(one[0]) - 1], device=last.device)
-        options = {"block": self.block, "causal": True, "query": "fine"}
+        options = {"block": self.block, "causal": True, "mode": "fine"}
         exact = oracle_torch.rows_of_head(*[x.double() for x in one], rows, **options)[0]
         plain = oracle_torch.rows_of_head(*one, rows, **options)[0]
         return oracle_torch.error_and_bound(last[0, :, 0], exact, plain)
@@ -518,7 +518,7 @@ class Bench:
 
     def search(self, found, name, causal, query, train):
         first, length, ratios = self.peers[0], 128 if self.machine.cuda else 32, []
-        ours = self.attend(causal=causal, query=query)
+        ours = self.attend(causal=causal, mode=query)
         top = min(16384, self.tokens)
         while length <= top:
             sets = make_sets(self.machine, self.tokens // length, length, self.heads, self.dim,

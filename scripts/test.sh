@@ -23,7 +23,9 @@ need clang command -v clang
 want clang-format command -v clang-format
 want "chromium-headless-shell?" has_browser
 need "libclang-rt-dev? libomp-dev" has_clang_openmp
+want python3-venv python3 -c "import ensurepip"
 install_missing
+scripts/python.sh
 
 log=$(mktemp)
 trap 'rm -f "$log" "$log.counted" "$log.race"' EXIT

@@ -6,7 +6,8 @@
 docs/python.md has the whole story. PyTorch is optional and only used if its tensors come in;
 HAttention (a torch.nn.Module) is made when it is first asked for.
 """
-from ._attention import attention, attention_qkvpacked, attention_vjp
+from ._attention import (attention, attention_qkvpacked, attention_vjp,
+                         scaled_dot_product_attention)
 from ._cache import Cache
 from ._library import (DeviceError, Error, FormatError, InvalidError, LibraryError,
                        OutOfMemoryError, UnsupportedError, devices, library_path, version)
@@ -17,7 +18,7 @@ __version__ = "0.1.0"
 __all__ = ["Cache", "DeviceError", "Error", "FormatError", "HAttention", "InvalidError",
            "LibraryError", "OutOfMemoryError", "UnsupportedError", "attention",
            "attention_qkvpacked", "attention_vjp", "clear_plans", "devices", "library_path",
-           "set_num_threads", "version"]
+           "scaled_dot_product_attention", "set_num_threads", "version"]
 
 
 def __getattr__(name):

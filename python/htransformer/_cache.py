@@ -7,7 +7,7 @@ from ctypes import POINTER, byref, c_int64, c_size_t, c_void_p
 import numpy
 
 from . import _call, _library, _plan
-from ._attention import gather
+from ._attention import door_of, gather
 from ._library import InvalidError
 
 
@@ -30,24 +30,27 @@ class Cache:
 
     slots, heads, head_dim     sequences; query heads; their dimension
     kv_heads, value_dim        None: heads, head_dim
-    block, query, kind, scale, rotary_theta, bias, layout     as in attention(), causal
+    block, mode, kind, scale, rotary_theta, bias, open, layout     as in attention(), causal
     dtype, device              of the tensors to come: "float32", torch.bfloat16; "cpu", "cuda:0"
     """
 
     def __init__(self, slots, heads, head_dim, *, kv_heads=None, value_dim=None, block=16,
-                 query=None, kind="hierarchical", scale=None, softmax_scale=None,
-                 rotary_theta=None, bias=None, dtype="float32", device="cpu", layout="blhd"):
-        o = _call.options(causal=True, query=query, block=block, kind=kind, scale=scale,
-                          softmax_scale=softmax_scale, rotary_theta=rotary_theta, layout=layout)
+                 mode=None, kind="hierarchical", scale=None, softmax_scale=None, rotary_theta=None,
+                 bias=None, open=0, open_leaf=8, open_peek=1, dtype="float32", device="cpu",
+                 layout="blhd", **others):
+        mode = _call.old_mode("Cache()", mode, others)
+        o = _call.options(causal=True, mode=mode, block=block, kind=kind, scale=scale,
+                          softmax_scale=softmax_scale, rotary_theta=rotary_theta, open=open,
+                          open_leaf=open_leaf, open_peek=open_peek, layout=layout)
         self.slots, self.heads, self.head_dim = slots, heads, head_dim
         self.kv_heads = heads if kv_heads is None else kv_heads
         self.value_dim = head_dim if value_dim is None else value_dim
         self.dtype, self.layout, self.bias, self.block = _dtype_name(dtype), layout, bias, block
         self._device = self._open(str(device))
         self._lib = _library.library()
-        values = (o.kind, o.query, _library.DTYPES[self.dtype], 1, int(bias is not None), 0, heads,
+        values = (o.kind, o.mode, _library.DTYPES[self.dtype], 1, int(bias is not None), 0, heads,
                   self.kv_heads, head_dim, self.value_dim, o.block, 1, 1, 1, o.scale,
-                  o.rotary_theta, 0.0)
+                  o.rotary_theta, 0.0, o.open, o.open_leaf, o.open_peek)
         plan, handle = _plan.plan(self._context, values), c_void_p()
         with self._on_device():
             self._context.call(self._lib.ht_cache_create, byref(handle), plan.handle, slots)
@@ -104,7 +107,9 @@ class Cache:
 
         q, k and v as in attention(), NumPy arrays or tensors on the cache's device; the sequence b
         goes to slot slots[b] (None: slot b). Returns the outputs, and log-sum-exp if wanted."""
-        door, a = gather(q, k, v, self.bias, key_mask, query_mask, cu_seqlens)
+        door = door_of("q", q)
+        door.check("q", q)
+        a = gather(door, _call.Arrays(q, k, v, self.bias, key_mask, query_mask, cu_seqlens))
         shape = _call.shape_of(a, self.layout)
         _call.check_arrays(door, a, shape, self.block)
         self._check(door, q, shape)
@@ -117,7 +122,7 @@ class Cache:
             args.out = _call.place(door, "out", out, self.layout, packed)
             lse = door.empty_real(q, _call.lse_shape(a, shape)) if return_lse else None
             if return_lse:
-                args.lse = _call.place_lse(door, lse, packed)
+                args.lse = _call.lse_tensor(door.pointer(lse), lse.shape, packed)
             self._context.call(self._lib.ht_cache_extend, self._handle, order, byref(args))
         return (out, lse) if return_lse else out
 

@@ -4,12 +4,13 @@ A "door" (_numpy.py, _torch.py) knows one array library: it hands out pointers, 
 What is checked here is what the library cannot see: kinds of arrays, dtypes, shapes and devices.
 The rest is checked by the library, whose sentence is raised.
 """
-from ctypes import POINTER, byref, c_int32, c_uint8, cast, sizeof
+import warnings
+from ctypes import addressof, c_uint64, sizeof
 from typing import Any, NamedTuple, Optional
 
 from . import _library
 from ._library import AttentionArgs, AttentionGrads, InvalidError, Tensor
-from ._plan import keep_recipe, plan, recipes
+from ._plan import MAX_RECIPES, keep_recipe, plan, recipes
 
 # where batch, row and head are in an array of each layout; packed arrays have no batch
 LAYOUTS = {"blhd": (0, 1, 2), "bhld": (0, 2, 1)}
@@ -19,12 +20,15 @@ PACKED_LAYOUTS = {"blhd": (0, 1), "bhld": (1, 0)}
 class Options(NamedTuple):
     """What a user may choose, with defaults filled in."""
     kind: int
-    query: int
-    causal: int
+    mode: int
+    causal: bool
     block: int
     scale: float
     rotary_theta: float
     dropout: float
+    open: int
+    open_leaf: int
+    open_peek: int
     layout: str
 
 
@@ -69,16 +73,55 @@ def one_of(default, **given):
     return found[0][1] if found else default
 
 
-def options(causal=None, is_causal=None, query=None, block=16, kind="hierarchical", scale=None,
-            softmax_scale=None, rotary_theta=None, dropout_p=0.0, layout="blhd"):
-    causal = bool(one_of(False, causal=causal, is_causal=is_causal))
+def old_mode(function, mode, others):
+    """The mode of a call that may still say `query`, its name in version 0.1. No other name may be
+    left over."""
+    if "query" in others:
+        warnings.warn("%s: query is now called mode; the old word will not be understood by the "
+                      "next version" % function, DeprecationWarning, stacklevel=3)
+        mode = one_of(None, mode=mode, query=others.pop("query"))
+    for name in others:
+        raise TypeError("%s got an unexpected argument %r" % (function, name))
+    return mode
+
+
+def options(causal=False, mode=None, block=16, kind="hierarchical", scale=None, softmax_scale=None,
+            rotary_theta=None, dropout_p=0.0, open=0, open_leaf=8, open_peek=1, layout="blhd"):
     scale = one_of(None, scale=scale, softmax_scale=softmax_scale)
     if scale == 0:  # the C library's "default"; from a Python user it is a mistake
         raise InvalidError("scale must not be 0, got %r" % (scale,))
     choose("layout", layout, LAYOUTS)
-    query = choose("query", "auto" if query is None else query, _library.QUERIES)
-    return Options(choose("kind", kind, _library.KINDS), query, int(causal), _block(block),
-                   float(scale or 0.0), float(rotary_theta or 0.0), float(dropout_p), layout)
+    mode = choose("mode", "auto" if mode is None else mode, _library.MODES)
+    return Options(choose("kind", kind, _library.KINDS), mode, bool(causal), _block(block),
+                   float(scale or 0.0), float(rotary_theta or 0.0), float(dropout_p),
+                   *_opening(open, open_leaf, open_peek), layout)
+
+
+def _opening(clusters, leaf, peek):
+    """As the library counts: its peek of 0 is the default, and none is -1."""
+    for name, value in (("open", clusters), ("open_leaf", leaf), ("open_peek", peek)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise InvalidError("%s must be a whole number >= 0, got %r" % (name, value))
+    return (clusters, leaf, peek or -1) if clusters else (0, 0, 0)
+
+
+_options_kept = {}
+
+
+def options_of(door, *given):
+    """options(), of what earlier calls have asked for without working it out again."""
+    if door.tracing():
+        return options(*given)
+    key = (given, type(given[2]))  # a block of 16.0 is none of 16
+    try:
+        found = _options_kept.get(key)
+    except TypeError:
+        return options(*given)  # it complains
+    if found is None:
+        if len(_options_kept) >= MAX_RECIPES:
+            _options_kept.clear()
+        found = _options_kept[key] = options(*given)
+    return found
 
 
 def _block(block):
@@ -138,6 +181,13 @@ def _check_cu_seqlens(cu, rows):
     return len(cu) - 1, max(0, int((cu[1:] - cu[:-1]).max()))
 
 
+def lengths_of(a, layout):
+    """(sequences, the longest length) of a packed call, None if q is no packed array."""
+    if len(a.q.shape) != 3:
+        return None
+    return _check_cu_seqlens(a.cu_seqlens, a.q.shape[PACKED_LAYOUTS[layout][0]])
+
+
 def check_arrays(door, a, shape, block):
     """dtypes, devices and the shapes of masks and bias."""
     for name, x in (("k", a.k), ("v", a.v)):
@@ -183,13 +233,6 @@ def _tensor(data, name, size, stride, layout, packed):
     return Tensor(data, *([0] * packed + steps))
 
 
-def place_lse(door, lse, packed):
-    """lse is (batch, heads, length), packed (heads, rows): the library's column is one number."""
-    stride = [step if size > 1 else 0 for size, step in zip(lse.shape, door.strides(lse))]
-    batch = 0 if packed else stride[0]
-    return Tensor(door.pointer(lse), batch, stride[-1], stride[-2])
-
-
 def dense_strides(shape, like):
     """Strides of a dense array whose dimensions lie in the order of an array with strides `like`,
     the last one innermost: what comes out of a transposed view is a transposed view."""
@@ -212,12 +255,19 @@ def lse_shape(a, shape):
     return (shape.batch, shape.q_heads, shape.length)
 
 
+def lse_tensor(data, size, packed):
+    """lse is (batch, heads, length), packed (heads, rows), dense: a row's step is 1."""
+    length, heads = size[-1], size[-2]
+    return Tensor(data, 0 if packed else heads * length, 1, length)
+
+
 def plan_values(door, a, shape, o):
     """AttentionDesc's fields after `size`."""
     rows, length = max(1, shape.rows), max(1, shape.length)
-    return (o.kind, o.query, _library.DTYPES[door.dtype(a.q)], o.causal, int(a.bias is not None),
-            0, shape.q_heads, shape.kv_heads, shape.head_dim, shape.value_dim, o.block, rows,
-            shape.batch, length, o.scale, o.rotary_theta, o.dropout)
+    return (o.kind, o.mode, _library.DTYPES[door.dtype(a.q)], int(o.causal),
+            int(a.bias is not None), 0, shape.q_heads, shape.kv_heads, shape.head_dim,
+            shape.value_dim, o.block, rows, shape.batch, length, o.scale, o.rotary_theta,
+            o.dropout, o.open, o.open_leaf, o.open_peek)
 
 
 def make_args(door, a, shape, layout):
@@ -227,20 +277,12 @@ def make_args(door, a, shape, layout):
     args.q = place(door, "q", a.q, layout, packed)
     args.k = place(door, "k", a.k, layout, packed)
     args.v = place(door, "v", a.v, layout, packed)
-    _set_options(door, args, a)
+    if packed:
+        args.cu_seqlens = a.cu_seqlens.ctypes.data
+    for name in ("bias", "key_mask", "query_mask"):
+        if getattr(a, name) is not None:
+            setattr(args, name, door.pointer(getattr(a, name)))
     return args
-
-
-def _set_options(door, args, a):
-    """The arrays that a call may do without."""
-    if a.cu_seqlens is not None:
-        args.cu_seqlens = a.cu_seqlens.ctypes.data_as(POINTER(c_int32))
-    if a.bias is not None:
-        args.bias = door.pointer(a.bias)
-    if a.key_mask is not None:
-        args.key_mask = cast(door.pointer(a.key_mask), POINTER(c_uint8))
-    if a.query_mask is not None:
-        args.query_mask = cast(door.pointer(a.query_mask), POINTER(c_uint8))
 
 
 # ---- recipes -----------------------------------------------------------------------------------
@@ -248,64 +290,98 @@ def _set_options(door, args, a):
 
 class Recipe:
     """All of a call that follows from its options and its arrays' sizes, strides, dtypes and
-    device: checked and worked out once, then kept for calls that look the same. The structs hold
-    strides; a call copies them and fills in pointers."""
+    device: checked and worked out once, then kept for calls that look the same."""
 
     def __init__(self, door, a, o):
         shape = shape_of(a, o.layout)
         check_arrays(door, a, shape, o.block)
-        packed = a.cu_seqlens is not None
-        self.options, self.shape, self.packed = o, shape, packed
+        self.options, self.shape, self.packed = o, shape, a.cu_seqlens is not None
         self.values = plan_values(door, a, shape, o)
-        self.plans = {}  # by what door.where() says
-        self.out_size = out_shape(a, shape, o.layout)
+        self.ready = {}  # by what door.where() says
+        self.out_size, self.lse_size = out_shape(a, shape, o.layout), lse_shape(a, shape)
         self.out_strides = dense_strides(self.out_size, door.strides(a.q))
         self.strides = [tuple(door.strides(x)) for x in a[:3]]
+        self.sizes = [tuple(x.shape) for x in a[:3]]
         self.grad_strides = [dense_strides(x.shape, door.strides(x)) for x in a[:3]]
         self.args = make_args(door, a, shape, o.layout)
         self.args.out = self.tensor("out", self.out_size, self.out_strides)
-        self.grads = AttentionGrads(size=sizeof(AttentionGrads))
-        self.grads.dout = self.args.out
+        self.args.lse = lse_tensor(None, self.lse_size, self.packed)
+        self.grads = AttentionGrads(size=sizeof(AttentionGrads), dout=self.args.out,
+                                    dlse=self.args.lse)
         self.grads.dq, self.grads.dk, self.grads.dv = (
-            self.tensor(name, x.shape, strides)
-            for name, x, strides in zip(("dq", "dk", "dv"), a, self.grad_strides))
+            self.tensor(name, size, strides)
+            for name, size, strides in zip(("dq", "dk", "dv"), self.sizes, self.grad_strides))
+        self.optional = [(at, i) for at, i in ((BIAS, 3), (KEY_MASK, 4), (QUERY_MASK, 5))
+                         if a[i] is not None]
 
     def tensor(self, name, size, strides):
         return _tensor(None, name, size, strides, self.options.layout, self.packed)
 
-    def plan(self, door, like):
+    def at(self, door, like):
+        """The call made ready on the device and stream of `like`."""
         where = door.where(like)
-        found = self.plans.get(where)
+        found = self.ready.get(where)
         if found is None:
-            found = self.plans[where] = plan(door.context(like), self.values)
+            found = self.ready[where] = Ready(self, plan(door.context(like), self.values))
         return found
 
-    def point(self, door, field, name, x, strides):
-        """A field that was made for arrays of these strides shows x."""
-        if tuple(door.strides(x)) == strides:
-            field.data = door.pointer(x)
-            return
-        made = place(door, name, x, self.options.layout, self.packed)
-        field.data, field.batch_stride = made.data, made.batch_stride
-        field.row_stride, field.head_stride = made.row_stride, made.head_stride
+
+# where the pointers are in the structs, counted in words of 8 bytes
+def _word(struct, name):
+    return getattr(struct, name).offset // 8
 
 
-def recipe(door, a, **given):
-    """The recipe of a call with options as options() takes them. Packed ones are not kept: they
-    depend on the lengths."""
-    key = found = None
-    if a.cu_seqlens is None:
-        try:
-            key = (*[x is not None and door.look(x) for x in a[:6]], *given.items(),
-                   type(given.get("block")))
-            found = recipes.get(key)
-        except (TypeError, RuntimeError):
-            key = None  # an option that is no key, an array without strides: the checks complain
-    if found is None:
-        found = Recipe(door, a, options(**given))
-        if key is not None:
-            keep_recipe(key, found)
-    return found
+CU, Q, K, V, OUT, BIAS, KEY_MASK, QUERY_MASK, LSE, SEED, SAVED, SCRATCH = (
+    _word(AttentionArgs, name) for name in ("cu_seqlens", "q", "k", "v", "out", "bias", "key_mask",
+                                            "query_mask", "lse", "seed", "saved", "scratch"))
+DOUT, DLSE, DQ, DK, DV, DBIAS = (
+    _word(AttentionGrads, name) for name in ("dout", "dlse", "dq", "dk", "dv", "dbias"))
+
+
+class Ready:
+    """A recipe's plan and structs on one device and stream. A call writes its pointers into them,
+    word by word (ctypes' named fields take several times as long), while it holds the lock of the
+    context."""
+
+    def __init__(self, recipe, made):
+        self.plan, self.lock, self.handle = made, made.context.lock, made.handle.value
+        self.args = AttentionArgs.from_buffer_copy(recipe.args)
+        self.grads = AttentionGrads.from_buffer_copy(recipe.grads)
+        self.words = (c_uint64 * (sizeof(AttentionArgs) // 8)).from_buffer(self.args)
+        self.grad_words = (c_uint64 * (sizeof(AttentionGrads) // 8)).from_buffer(self.grads)
+        self.at_args, self.at_grads = addressof(self.args), addressof(self.grads)
+        self.run_forward = _library.library().ht_attention_forward
+        self.run_backward = _library.library().ht_attention_backward
+
+    def fill(self, door, a, call):
+        """The arguments that forward and backward share, less out."""
+        words, pointer = self.words, door.pointer
+        words[Q], words[K], words[V] = pointer(a.q), pointer(a.k), pointer(a.v)
+        for at, i in call.recipe.optional:
+            words[at] = pointer(a[i])
+        if a.cu_seqlens is not None:
+            words[CU] = a.cu_seqlens.ctypes.data
+        if call.recipe.options.dropout:
+            words[SEED], self.args.offset = call.seed, call.offset
+        return words
+
+    def check(self, status):
+        if status:
+            _library.check(status, self.plan.context.handle)
+
+
+def kept(door, a, o, lengths):
+    """The recipe of an earlier call that looked the same, or None."""
+    try:
+        return recipes.get((door.looks(a), o, lengths))
+    except (AttributeError, TypeError, RuntimeError):
+        return None  # no array, or one without strides: the checks complain
+
+
+def keep(door, a, o, lengths):
+    made = Recipe(door, a, o)
+    keep_recipe((door.looks(a), o, lengths), made)
+    return made
 
 
 # ---- running -----------------------------------------------------------------------------------
@@ -318,33 +394,21 @@ class Call(NamedTuple):
     offset: int
 
 
-def _fill(door, a, call):
-    """The arguments, less out, lse, saved and scratch."""
-    args = AttentionArgs.from_buffer_copy(call.recipe.args)
-    for field, name, x, strides in zip((args.q, args.k, args.v), "qkv", a, call.recipe.strides):
-        call.recipe.point(door, field, name, x, strides)
-    args.seed, args.offset = call.seed, call.offset
-    _set_options(door, args, a)
-    return args
-
-
 def forward(door, a, call, want_lse, want_saved):
     """(out, lse or None, saved or None)"""
     r = call.recipe
-    p, args = r.plan(door, a.q), _fill(door, a, call)
+    ready = r.at(door, a.q)
     out = door.empty(a.q, r.out_size, r.out_strides)
-    args.out.data = door.pointer(out)
-    lse = saved = None
-    if want_lse:
-        lse = door.empty_real(a.q, lse_shape(a, r.shape))
-        args.lse = place_lse(door, lse, r.packed)
-    if want_saved:
-        saved = door.workspace(a.q, p.saved)
-        args.saved = door.pointer(saved)
-    scratch = door.scratch(a.q, p.scratch_forward)
-    if scratch is not None:
-        args.scratch = door.pointer(scratch)
-    p.context.call(_library.library().ht_attention_forward, p.handle, byref(args))
+    lse = door.empty_real(a.q, r.lse_size) if want_lse else None
+    saved = door.workspace(a.q, ready.plan.saved) if want_saved else None
+    scratch = door.scratch(a.q, ready.plan.scratch_forward)
+    with ready.lock:
+        words = ready.fill(door, a, call)
+        words[OUT] = door.pointer(out)
+        words[LSE] = door.pointer(lse) if want_lse else 0
+        words[SAVED] = door.pointer(saved) if want_saved else 0
+        words[SCRATCH] = 0 if scratch is None else door.pointer(scratch)
+        ready.check(ready.run_forward(ready.handle, ready.at_args))
     return out, lse, saved
 
 
@@ -357,26 +421,29 @@ class Grads(NamedTuple):
 
 
 def empty_grads(door, a, call, want_bias):
-    made = [door.empty(x, x.shape, strides) for x, strides in zip(a, call.recipe.grad_strides)]
+    made = [door.empty(x, size, strides)
+            for x, size, strides in zip(a, call.recipe.sizes, call.recipe.grad_strides)]
     return Grads(*made, door.zeros_like(a.bias) if want_bias else None)
 
 
+def _show(words, at, door, name, x, r):
+    """Four words show the array x, whatever its strides."""
+    made = place(door, name, x, r.options.layout, r.packed)
+    words[at:at + 4] = (made.data or 0, made.batch_stride, made.row_stride, made.head_stride)
+
+
 def backward(door, a, call, out, saved, dout, dlse, grads):
-    """Fills grads. dout and dlse have the shapes of out and lse; dlse may be None."""
+    """Fills grads. dout and dlse have the shapes of out and lse; dlse may be None, or dense."""
     r = call.recipe
-    p, args = r.plan(door, a.q), _fill(door, a, call)
-    r.point(door, args.out, "out", out, r.out_strides)
-    args.saved = door.pointer(saved)
-    scratch = door.scratch(a.q, p.scratch_backward)
-    if scratch is not None:
-        args.scratch = door.pointer(scratch)
-    g = AttentionGrads.from_buffer_copy(r.grads)
-    r.point(door, g.dout, "dout", dout, r.out_strides)
-    if dlse is not None:
-        g.dlse = place_lse(door, dlse, r.packed)
-    r.point(door, g.dq, "dq", grads.dq, r.grad_strides[0])
-    r.point(door, g.dk, "dk", grads.dk, r.grad_strides[1])
-    r.point(door, g.dv, "dv", grads.dv, r.grad_strides[2])
-    if grads.dbias is not None:
-        g.dbias = door.pointer(grads.dbias)
-    p.context.call(_library.library().ht_attention_backward, p.handle, byref(args), byref(g))
+    ready = r.at(door, a.q)
+    scratch = door.scratch(a.q, ready.plan.scratch_backward)
+    with ready.lock:
+        words, g = ready.fill(door, a, call), ready.grad_words
+        words[OUT], words[SAVED], words[LSE] = door.pointer(out), door.pointer(saved), 0
+        words[SCRATCH] = 0 if scratch is None else door.pointer(scratch)
+        _show(g, DOUT, door, "dout", dout, r)
+        g[DLSE] = 0 if dlse is None else door.pointer(dlse)
+        for at, name, dx in ((DQ, "dq", grads.dq), (DK, "dk", grads.dk), (DV, "dv", grads.dv)):
+            _show(g, at, door, name, dx, r)
+        g[DBIAS] = 0 if grads.dbias is None else door.pointer(grads.dbias)
+        ready.check(ready.run_backward(ready.handle, ready.at_args, ready.at_grads))

@@ -7,8 +7,8 @@ import ctypes
 import os
 import sys
 import threading
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64
-from ctypes import c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int64
+from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
 
 # ---- errors ------------------------------------------------------------------------------------
 
@@ -50,8 +50,8 @@ _ERROR_OF_STATUS = {2: InvalidError, 3: OutOfMemoryError, 5: FormatError, 6: Uns
 # ---- structs and numbers of htransformer.h -------------------------------------------------------
 
 KINDS = {"hierarchical": 0, "full": 1, "local": 2}
-QUERIES = {"auto": 0, "mean": 1, "first": 2, "fine": 3}
-DTYPES = {"float32": 0, "bfloat16": 1, "float64": 2}
+MODES = {"auto": 0, "mean": 1, "first": 2, "fine": 3}
+DTYPES = {"float32": 0, "bfloat16": 1, "float64": 2, "float16": 3}
 
 
 class Allocator(Structure):
@@ -90,9 +90,9 @@ class Tensor(Structure):
 
 class AttentionArgs(Structure):
     _fields_ = [("size", c_size_t), ("batch", c_int64), ("length", c_int64),
-                ("cu_seqlens", POINTER(c_int32)), ("q", Tensor), ("k", Tensor), ("v", Tensor),
-                ("out", Tensor), ("bias", c_void_p), ("key_mask", POINTER(c_uint8)),
-                ("query_mask", POINTER(c_uint8)), ("lse", Tensor), ("seed", c_uint64),
+                ("cu_seqlens", c_void_p), ("q", Tensor), ("k", Tensor), ("v", Tensor),
+                ("out", Tensor), ("bias", c_void_p), ("key_mask", c_void_p),
+                ("query_mask", c_void_p), ("lse", Tensor), ("seed", c_uint64),
                 ("offset", c_uint32), ("saved", c_void_p), ("scratch", c_void_p)]
 
 
@@ -116,8 +116,9 @@ _FUNCTIONS = {  # name: (result, arguments); results of c_int are ht_status
     "ht_attention_destroy": (None, [_H]),
     "ht_attention_get_need": (c_int, [_H, POINTER(AttentionNeed)]),
     "ht_attention_levels": (c_int, [_H, c_int64]),
-    "ht_attention_forward": (c_int, [_H, POINTER(AttentionArgs)]),
-    "ht_attention_backward": (c_int, [_H, POINTER(AttentionArgs), POINTER(AttentionGrads)]),
+    # addresses as plain numbers: ctypes is quicker with them
+    "ht_attention_forward": (c_int, [_H, c_void_p]),
+    "ht_attention_backward": (c_int, [_H, c_void_p, c_void_p]),
     "ht_cache_create": (c_int, [POINTER(_H), _H, c_int64]),
     "ht_cache_destroy": (None, [_H]),
     "ht_cache_extend": (c_int, [_H, POINTER(c_int64), POINTER(AttentionArgs)]),

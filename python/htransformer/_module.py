@@ -17,9 +17,10 @@ class HAttention(nn.Module):
     nn.MultiheadAttention.
 
     Of its own: causal (the module is always causal; forward's is_causal asks for it per call),
-    block, query, kind, rotary_theta and scale as in htransformer.attention(), and relative_bias: a
-    learned bias of relative positions, (4*block - 1, num_heads), zero at first. With block >=
-    length/2 and no bias or rotary positions it computes what nn.MultiheadAttention does.
+    block, mode, kind, rotary_theta, scale and open as in htransformer.attention(), and
+    relative_bias: a learned bias of relative positions, (4*block - 1, num_heads), zero at first.
+    With block >= length/2 and no bias or rotary positions it computes what nn.MultiheadAttention
+    does.
     """
 
     # nn.TransformerEncoderLayer's inference path takes the weights of a module that says True here
@@ -28,8 +29,8 @@ class HAttention(nn.Module):
 
     def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, add_bias_kv=False,
                  add_zero_attn=False, kdim=None, vdim=None, batch_first=False, device=None,
-                 dtype=None, *, causal=False, block=16, query=None, kind="hierarchical",
-                 rotary_theta=None, scale=None, relative_bias=False):
+                 dtype=None, *, causal=False, block=16, mode=None, kind="hierarchical",
+                 rotary_theta=None, scale=None, open=0, relative_bias=False, **others):
         super().__init__()
         _refuse(add_bias_kv, "add_bias_kv is not supported")
         _refuse(add_zero_attn, "add_zero_attn is not supported")
@@ -39,10 +40,12 @@ class HAttention(nn.Module):
         _refuse(num_heads < 1 or embed_dim < 1 or embed_dim % num_heads,
                 "num_heads must divide embed_dim (%d), got %s", embed_dim, num_heads)
         _refuse(not 0 <= dropout < 1, "dropout must be in [0, 1), got %s", dropout)
-        _call.options(query=query, block=block, kind=kind, rotary_theta=rotary_theta, scale=scale)
+        mode = _call.old_mode("HAttention()", mode, others)
+        _call.options(causal=causal, mode=mode, block=block, kind=kind, rotary_theta=rotary_theta,
+                      scale=scale, open=open)
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.dropout, self.batch_first, self.causal = dropout, batch_first, causal
-        self.block, self.query, self.kind = block, query, kind
+        self.block, self.mode, self.kind, self.open = block, mode, kind, open
         self.rotary_theta, self.scale = rotary_theta, scale
         made = {"device": device, "dtype": dtype}
         self.in_proj_weight = nn.Parameter(torch.empty((3 * embed_dim, embed_dim), **made))
@@ -61,8 +64,8 @@ class HAttention(nn.Module):
                 nn.init.zeros_(parameter)
 
     def extra_repr(self):
-        return "%d, num_heads=%d, block=%d, query=%s, kind=%s, causal=%s" % (
-            self.embed_dim, self.num_heads, self.block, self.query, self.kind, self.causal)
+        return "%d, num_heads=%d, block=%d, mode=%s, kind=%s, causal=%s" % (
+            self.embed_dim, self.num_heads, self.block, self.mode, self.kind, self.causal)
 
     def forward(self, query, key=None, value=None, key_padding_mask=None, need_weights=False,
                 attn_mask=None, average_attn_weights=True, is_causal=False, cache=None):
@@ -110,7 +113,7 @@ class HAttention(nn.Module):
     def _attend(self, qkv, mask, causal):
         return _attention.attention_qkvpacked(
             qkv, bias=self._bias(qkv.dtype), key_mask=mask, query_mask=mask, causal=causal,
-            query=self.query, block=self.block, kind=self.kind, scale=self.scale,
+            mode=self.mode, block=self.block, kind=self.kind, scale=self.scale, open=self.open,
             rotary_theta=self.rotary_theta, dropout_p=self.dropout if self.training else 0.0)
 
     def _extend(self, qkv, mask, cache):
@@ -141,5 +144,5 @@ class HAttention(nn.Module):
         dtype = dtype or weight.dtype
         bias = None if self.relative_bias is None else self._bias(dtype).detach().clone()
         return Cache(slots, self.num_heads, self.head_dim, block=self.block, kind=self.kind,
-                     query=self.query, scale=self.scale, rotary_theta=self.rotary_theta,
-                     bias=bias, dtype=dtype, device=weight.device)
+                     mode=self.mode, open=self.open, scale=self.scale, bias=bias,
+                     rotary_theta=self.rotary_theta, dtype=dtype, device=weight.device)

@@ -2,6 +2,7 @@
 import numpy as np
 
 from . import _call, _plan
+from ._attention import prepare
 from ._library import InvalidError
 
 _DTYPES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}
@@ -46,9 +47,14 @@ class NumpyDoor:
                                (name, want, q.dtype, x.dtype))
 
     @staticmethod
-    def look(x):
+    def looks(a):
         """All that checks and strides depend on."""
-        return x.shape, x.strides, x.dtype, x.flags.aligned
+        return tuple((x.shape, x.strides, x.dtype, x.flags.aligned) if x is not None else None
+                     for x in a[:6])
+
+    @staticmethod
+    def tracing():
+        return False
 
     @staticmethod
     def context(x):
@@ -100,7 +106,8 @@ class NumpyDoor:
         return int(np.random.randint(0, 2**63, dtype=np.int64))
 
     @staticmethod
-    def attention(a, call, return_lse):
+    def attention(a, o, seed, offset, return_lse):
+        a, call = prepare(NumpyDoor, a, o, seed, offset)
         out, lse, _ = _call.forward(NumpyDoor, a, call, return_lse, False)
         return (out, lse) if return_lse else out
 
@@ -112,7 +119,7 @@ class NumpyDoor:
         def backward(dout, dlse=None):
             dout = NumpyDoor.gradient("dout", dout, out.shape, out)
             if dlse is not None:
-                dlse = NumpyDoor.gradient("dlse", dlse, _call.lse_shape(a, call.recipe.shape), out)
+                dlse = NumpyDoor.gradient("dlse", dlse, call.recipe.lse_size, out)
             grads = _call.empty_grads(NumpyDoor, a, call, a.bias is not None)
             _call.backward(NumpyDoor, a, call, out, saved, dout, dlse, grads)
             return tuple(grads) if a.bias is not None else tuple(grads[:3])

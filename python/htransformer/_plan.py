@@ -119,6 +119,14 @@ def plan(context, values):
     return made
 
 
+def probe(dtype):
+    """Raises UnsupportedError if the CPU's kernels do not take a dtype."""
+    values = {"kind": 0, "dtype": _library.DTYPES[dtype], "q_heads": 1, "head_dim": 8,
+              "block": 16, "max_rows": 1}
+    names = [name for name, _ in AttentionDesc._fields_[1:]]
+    Plan(cpu_context(), tuple(values.get(name, 0) for name in names))
+
+
 def keep_recipe(key, made):
     with _guard:
         recipes[key] = made

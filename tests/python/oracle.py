@@ -56,7 +56,7 @@ def cluster_queries(q, valid, level, query):
     return q[first][rows]
 
 
-def one_head(q, k, v, *, block=16, causal=False, query="mean", kind="hierarchical", scale=None,
+def one_head(q, k, v, *, block=16, causal=False, mode="mean", kind="hierarchical", scale=None,
              bias=None, k_valid=None, q_valid=None, theta=None):
     """z [length, value_dim] and lse [length] of one head; bias: [4*block - 1]."""
     length, dtype = len(q), q.dtype
@@ -71,7 +71,7 @@ def one_head(q, k, v, *, block=16, causal=False, query="mean", kind="hierarchica
     scores, weights, values = [], [], []
     for level in range(1 if kind == "local" else meet.max() + 1):
         keys, count = cluster_means(k, k_valid, level)
-        queries = cluster_queries(q, q_valid, level, query)
+        queries = cluster_queries(q, q_valid, level, mode)
         if level == 0 and theta:
             queries, keys = rotate(queries, theta), rotate(keys, theta)
         rows, clusters = np.arange(length) >> level, np.arange(len(keys))

@@ -36,7 +36,7 @@ def levels(length, block):
     return m
 
 
-def rows_of_head(q, k, v, rows, *, block=16, causal=False, query="mean", kind="hierarchical",
+def rows_of_head(q, k, v, rows, *, block=16, causal=False, mode="mean", kind="hierarchical",
                  scale=None, bias=None):
     """z [len(rows), value_dim] and lse [len(rows)]; q, k [length, dim], bias [4*block - 1]."""
     scale = 1 / math.sqrt(q.shape[1]) if scale is None else scale
@@ -52,7 +52,7 @@ def rows_of_head(q, k, v, rows, *, block=16, causal=False, query="mean", kind="h
             seen = torch.ones_like(seen)
         if causal:
             seen &= cluster <= row[:, None]
-        s = scale * (_queries(q, rows, level, query) @ keys.T)
+        s = scale * (_queries(q, rows, level, mode) @ keys.T)
         if bias is not None:
             at = (cluster - row[:, None]).clamp(1 - 2 * block, 2 * block - 1) + 2 * block - 1
             s = s + bias[at].to(s.dtype)

@@ -13,12 +13,13 @@ def main():
     missing = [name for name in ("pytest", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
         print(
-            "skipped: %s has no %s (Debian: python3-pytest, python3-numpy, python3-torch)"
+            "skipped: %s has no %s (scripts/python.sh makes a Python that has)"
             % (sys.executable, " and no ".join(missing))
         )
         return SKIPPED
-    if importlib.util.find_spec("torch") is None:
-        print("without PyTorch (Debian: python3-torch): its tests are skipped")
+    for name in ("torch", "jax", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            print("without %s: its tests are skipped (scripts/python.sh fetches it)" % name)
     import pytest
 
     # leave nothing in the source tree

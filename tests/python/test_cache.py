@@ -39,7 +39,7 @@ def decode(cache, arrays, cuts):
 def test_decode_equals_the_full_pass(random, query, kind, cuts):
     arrays = random((SLOTS, LENGTH, 4, 8), (SLOTS, LENGTH, 2, 8), (SLOTS, LENGTH, 2, 6))
     bias = random((15, 4))
-    options = {"block": 4, "kind": kind, "query": query, "scale": 0.5}
+    options = {"block": 4, "kind": kind, "mode": query, "scale": 0.5}
     exact = oracle.attention(*[x.astype(np.longdouble) for x in arrays], causal=True, bias=bias,
                              theta=1e4, **options)
     plain = oracle.attention(*arrays, causal=True, bias=bias, theta=1e4, **options)
@@ -51,8 +51,8 @@ def test_decode_equals_the_full_pass(random, query, kind, cuts):
 
 def test_slots_stand_at_their_own_positions(random, query):
     q, k, v = random(*[(2, 60, 2, 4)] * 3)
-    exact, plain = references((q, k, v), block=4, query=query)
-    cache = htransformer.Cache(3, 2, 4, block=4, query=query, dtype=np.float64)
+    exact, plain = references((q, k, v), block=4, mode=query)
+    cache = htransformer.Cache(3, 2, 4, block=4, mode=query, dtype=np.float64)
     a = cache.extend(q[:1, :33], k[:1, :33], v[:1, :33], slots=[2])
     both = [np.stack([x[1, :10], x[0, 33:43]]) for x in (q, k, v)]
     b = cache.extend(*both, slots=[0, 2])
@@ -65,10 +65,10 @@ def test_slots_stand_at_their_own_positions(random, query):
 def test_packed_extend(random, query):
     q, k, v = random(*[(30, 2, 4)] * 3)
     cu = [0, 12, 12, 30]
-    cache = htransformer.Cache(3, 2, 4, block=4, query=query, dtype="float64")
+    cache = htransformer.Cache(3, 2, 4, block=4, mode=query, dtype="float64")
     found = cache.extend(q, k, v, cu_seqlens=cu)
     for begin, end in ((0, 12), (12, 30)):
-        exact, plain = references([x[None, begin:end] for x in (q, k, v)], block=4, query=query)
+        exact, plain = references([x[None, begin:end] for x in (q, k, v)], block=4, mode=query)
         close(found[None, begin:end], exact, plain)
     assert [cache.position(s) for s in range(3)] == [12, 0, 18]
 
@@ -82,7 +82,7 @@ def test_state_does_not_grow_with_the_length():
 
 def test_save_load_fork_reset(random, query):
     q, k, v = random(*[(1, 80, 2, 4)] * 3)
-    options = {"block": 4, "query": query, "dtype": "float64"}
+    options = {"block": 4, "mode": query, "dtype": "float64"}
     cache = htransformer.Cache(2, 2, 4, **options)
     cache.extend(q[:, :50], k[:, :50], v[:, :50])
     saved = cache.save(0)
@@ -106,8 +106,8 @@ def test_masks(random, query):
     q, k, v = random(*[(1, 40, 2, 4)] * 3)
     mask = np.ones((1, 40), bool)
     mask[0, 3:9] = mask[0, 30] = False
-    exact, plain = references((q, k, v), block=4, query=query, key_mask=mask, query_mask=mask)
-    cache = htransformer.Cache(1, 2, 4, block=4, query=query, dtype="float64")
+    exact, plain = references((q, k, v), block=4, mode=query, key_mask=mask, query_mask=mask)
+    cache = htransformer.Cache(1, 2, 4, block=4, mode=query, dtype="float64")
     parts = [cache.extend(*[x[:, t:t + 1] for x in (q, k, v)], key_mask=mask[:, t:t + 1],
                           query_mask=mask[:, t:t + 1]) for t in range(40)]
     close(np.concatenate(parts, 1), exact, plain)
@@ -117,7 +117,7 @@ def test_torch_tensors_and_layout(random, query):
     """The same state and the same bits as with NumPy arrays."""
     torch = pytest.importorskip("torch")
     arrays = random(*[(2, 40, 3, 4)] * 3)
-    options = {"block": 4, "query": query}
+    options = {"block": 4, "mode": query}
     cache = htransformer.Cache(2, 3, 4, dtype=np.float64, **options)
     want = [cache.extend(*[x[:, t:t + 8] for x in arrays]) for t in range(0, 40, 8)]
     q, k, v = (torch.tensor(x).transpose(1, 2) for x in arrays)
@@ -137,7 +137,7 @@ def test_errors():
         (lambda: htransformer.Cache(1, 2, 4, dtype="int8"), "dtype must be one of"),
         (lambda: htransformer.Cache(1, 2, 4, device="tpu"),
          'device must be "cpu", "cuda" or "cuda:N"'),
-        (lambda: htransformer.Cache(1, 2, 4, query="mean"), "query mean lets later rows"),
+        (lambda: htransformer.Cache(1, 2, 4, mode="mean"), "query mean lets later rows"),
         (lambda: cache.extend(x, x, x, slots=[2]), r"slots\[0\] must be 0 to 1, got 2"),
         (lambda: cache.extend(x, x, x, slots=[0, 1]), "one slot for each of 1 sequences, got 2"),
         (lambda: cache.extend(*[np.concatenate([x, x])] * 3, slots=[1, 1]),

@@ -36,7 +36,7 @@ def test_values_and_gradients(dtype, length, query, causal):
 def test_one_row_sees_itself(dtype):
     q, k, v = make(3, 1, 2, 64, dtype=dtype)
     for query, causal in MODES:
-        assert torch.equal(htransformer.attention(q, k, v, query=query, causal=causal), v)
+        assert torch.equal(htransformer.attention(q, k, v, mode=query, causal=causal), v)
 
 
 @pytest.mark.parametrize("query, causal", MODES)
@@ -45,7 +45,7 @@ def test_agrees_with_cpu(query, causal):
     torch.manual_seed(0)
     q, k, v = torch.randn(300, 4, 32), torch.randn(300, 2, 32), torch.randn(300, 2, 32)
     bias, mask = torch.randn(63, 4), torch.rand(300) > 0.2
-    options = {"query": query, "causal": causal, "cu_seqlens": [0, 120, 120, 300]}
+    options = {"mode": query, "causal": causal, "cu_seqlens": [0, 120, 120, 300]}
     results = []
     for device, dtype in (("cpu", torch.float64), ("cpu", torch.float32), ("cuda", torch.float32)):
         inputs = [x.clone().to(device, dtype).requires_grad_() for x in (q, k, v, bias)]
@@ -63,7 +63,7 @@ def test_same_bits_every_time(dtype):
     for query, causal in MODES:
         runs = []
         for _ in range(3):
-            z = htransformer.attention(q, k, v, query=query, causal=causal, dropout_p=0.1, seed=1)
+            z = htransformer.attention(q, k, v, mode=query, causal=causal, dropout_p=0.1, seed=1)
             runs.append((z, *torch.autograd.grad(z.float().square().sum(), (q, k, v))))
         assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other))
 
@@ -124,9 +124,9 @@ def test_decode_equals_the_full_pass(dtype):
     q, k, v = make(3, 200, 4, 64, dtype=dtype)
     for query in ("first", "fine"):
         exact = htransformer.attention(*[x.cpu().double() for x in (q, k, v)], causal=True,
-                                       query=query)
-        plain = htransformer.attention(q, k, v, causal=True, query=query)
-        cache = htransformer.Cache(3, 4, 64, query=query, dtype=dtype, device="cuda")
+                                       mode=query)
+        plain = htransformer.attention(q, k, v, causal=True, mode=query)
+        cache = htransformer.Cache(3, 4, 64, mode=query, dtype=dtype, device="cuda")
         parts = [cache.extend(q[:, :150], k[:, :150], v[:, :150])]
         parts += [cache.extend(*[x[:, t:t + 1] for x in (q, k, v)]) for t in range(150, 200)]
         oracle_torch.check(torch.cat(parts, 1).cpu(), exact, plain.cpu())
@@ -176,3 +176,94 @@ def test_memory_is_linear_in_the_length():
         htransformer.attention(*inputs, causal=True).sum().backward()
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[1] <= 2.1 * peaks[0]
+
+
+def test_host_lengths_spare_a_wait():
+    """With a copy of the lengths on the host, nothing makes the host wait."""
+    q, k, v = make(60, 2, 32)
+    cu = torch.tensor([0, 20, 60], dtype=torch.int32)
+    on_device = cu.cuda()
+    want = htransformer.attention(q, k, v, causal=True, cu_seqlens=cu)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = htransformer.attention(q, k, v, causal=True, cu_seqlens=on_device,
+                                       cu_seqlens_host=cu)
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            htransformer.attention(q, k, v, causal=True, cu_seqlens=on_device)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cuda_graph(dtype):
+    """Forward and backward captured once, replayed on other numbers."""
+    inputs = [x.requires_grad_() for x in make(2, 500, 4, 64, dtype=dtype)]
+    dz, fresh = make(2, 500, 4, 64, dtype=dtype, count=1)[0], make(2, 500, 4, 64, dtype=dtype)[1:]
+
+    def step():
+        z = htransformer.attention(*inputs, causal=True)
+        return (z, *torch.autograd.grad(z, inputs, dz))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        kept = step()
+    with torch.no_grad():
+        inputs[0].copy_(fresh[0])
+    graph.replay()
+    torch.cuda.synchronize()
+    found = [x.clone() for x in kept]
+    assert all(torch.equal(a, b) for a, b in zip(found, step()))
+    with pytest.raises(ValueError, match="dropout inside a CUDA graph"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            htransformer.attention(*inputs, dropout_p=0.1)
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_compiled_layers(mode):
+    """Inductor and, in the second case, its CUDA graphs: what eager gives, in float32's bounds."""
+    from test_compile import Layer, gradients, same
+    import copy
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(*[Layer(causal=True) for _ in range(2)]).cuda()
+    compiled = torch.compile(copy.deepcopy(plain), fullgraph=True, mode=mode)
+    for length in (128, 96, 128, 128, 128):
+        x = torch.randn(2, length, 16, device="cuda")
+        same(gradients(compiled, x), gradients(plain, x), exactly=False)
+
+
+def test_autocast_casts_as_sdpa_does():
+    q, k, v = (x.requires_grad_() for x in make(2, 300, 4, 64))
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        z = htransformer.attention(q, k, v, causal=True)
+    narrow = htransformer.attention(*[x.detach().bfloat16() for x in (q, k, v)], causal=True)
+    assert torch.equal(z, narrow)
+    assert all(x.dtype == torch.float32 for x in torch.autograd.grad(z.float().sum(), (q, k, v)))
+
+
+def test_nested_tensors_wait_once():
+    parts = [torch.randn(n, 4, 64, device="cuda") for n in (50, 1, 170)]
+    q = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    z = htransformer.attention(q, q, q, causal=True)
+    want = htransformer.attention(*[q.values()] * 3, causal=True, cu_seqlens=[0, 50, 51, 221])
+    assert torch.equal(z.values(), want)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        htransformer.attention(z, q, z, causal=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_opcheck_on_cuda():
+    pytest.importorskip("torch", minversion="2.4")
+    from htransformer import _call, _ops
+    x = [y.requires_grad_() for y in make(2, 100, 2, 32)]
+    o = _call.options(causal=True)
+    torch.library.opcheck(_ops.attention, (*x, None, None, None, None, None, *o, 0, True, True))

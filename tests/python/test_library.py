@@ -18,7 +18,7 @@ STRUCTS = {"ht_allocator": _library.Allocator, "ht_context_desc": _library.Conte
 TYPES = {"size_t": "c_ulong", "int": "c_int", "int64_t": "c_long", "uint64_t": "c_ulong",
          "uint32_t": "c_uint", "double": "c_double", "ht_kind": "c_int", "ht_query": "c_int",
          "ht_dtype": "c_int", "void *": "c_void_p", "const void *": "c_void_p",
-         "const char *": "c_char_p", "const int32_t *": "LP_c_int", "const uint8_t *": "LP_c_ubyte",
+         "const char *": "c_char_p", "const int32_t *": "c_void_p", "const uint8_t *": "c_void_p",
          "ht_tensor": "Tensor", "ht_allocator": "Allocator"}
 
 
@@ -47,7 +47,7 @@ def test_struct_mirrors_header(name):
 
 
 @pytest.mark.parametrize("prefix, table", [("HT_", _library.KINDS),
-                                           ("HT_QUERY_", _library.QUERIES)])
+                                           ("HT_QUERY_", _library.MODES)])
 def test_enum_mirrors_header(prefix, table):
     for name, number in table.items():
         assert re.search(r"\b%s%s = %d\b" % (prefix, name.upper(), number), header())

@@ -110,7 +110,7 @@ def test_inside_encoder_layer(training):
 def test_linear_cost_options_reach_the_attention():
     x = torch.randn(1, 64, 24)
     outs = [pair(block=4, **options)[0](x)[0] for options in
-            ({}, {"query": "fine"}, {"kind": "local"}, {"kind": "full"}, {"rotary_theta": 100.0},
+            ({}, {"mode": "fine"}, {"kind": "local"}, {"kind": "full"}, {"rotary_theta": 100.0},
              {"scale": 0.1})]
     for i, a in enumerate(outs):
         for b in outs[:i]:
@@ -147,7 +147,7 @@ def test_decoding(batch_first, query):
     """Chunk by chunk in float32 is as close to float64 as the full pass is (or twice that)."""
     torch.manual_seed(0)
     ours = htransformer.HAttention(24, 4, batch_first=batch_first, block=4, causal=True,
-                                   query=query, rotary_theta=1e4, relative_bias=True).eval()
+                                   mode=query, rotary_theta=1e4, relative_bias=True).eval()
     nn.init.normal_(ours.relative_bias)
     x = torch.randn((2, 50, 24) if batch_first else (50, 2, 24))
     cache = ours.new_cache(2)
@@ -176,7 +176,7 @@ def test_bad_arguments():
         (lambda: make(24, 4, add_bias_kv=True), "add_bias_kv is not supported"),
         (lambda: make(24, 4, kdim=12), r"kdim must be embed_dim \(24\)"),
         (lambda: make(24, 4, dropout=1.0), r"dropout must be in \[0, 1\), got 1.0"),
-        (lambda: make(24, 4, query="last"), "query must be one of"),
+        (lambda: make(24, 4, mode="last"), "mode must be one of"),
         (lambda: ours(x, x, x, need_weights=True), "need_weights must be False"),
         (lambda: ours(x, x, x, attn_mask=torch.zeros(5, 5)), "attn_mask is not supported"),
         (lambda: ours(x, x + 1, x), "key and value must be None or the query itself"),

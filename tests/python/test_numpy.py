@@ -24,7 +24,7 @@ def both(arrays, dtype, **options):
 @pytest.mark.parametrize("query, causal", MODES)
 def test_modes(random, query, causal, length, dtype):
     arrays = random(*[(2, length, 2, 8)] * 3)
-    options = {"block": 4, "query": query, "causal": causal}
+    options = {"block": 4, "mode": query, "causal": causal}
     made, exact, plain = both(arrays, dtype, **options)
     oracle.check(htransformer.attention(*made, return_lse=True, **options), exact, plain)
 
@@ -33,7 +33,7 @@ def test_modes(random, query, causal, length, dtype):
 @pytest.mark.parametrize("causal", [False, True])
 def test_kinds(random, kind, causal):
     arrays = random(*[(1, 61, 2, 8)] * 3)
-    options = {"block": 8, "query": "first", "causal": causal, "kind": kind}
+    options = {"block": 8, "mode": "first", "causal": causal, "kind": kind}
     made, exact, plain = both(arrays, np.float32, **options)
     oracle.check(htransformer.attention(*made, return_lse=True, **options), exact, plain)
 
@@ -44,7 +44,7 @@ def test_everything_at_once(random, query, causal):
     arrays = random((2, 53, 6, 8), (2, 53, 2, 8), (2, 53, 2, 5))
     table, draws = random((4 * 4 - 1, 6), (2, 2, 53))
     masks = {"key_mask": draws[0] > -0.7, "query_mask": draws[1] > -0.7}
-    options = {"block": 4, "query": query, "causal": causal, "scale": 0.3}
+    options = {"block": 4, "mode": query, "causal": causal, "scale": 0.3}
     made, exact, plain = both(arrays, np.float32, bias=table.astype(np.float32), theta=1000.0,
                               **masks, **options)
     found = htransformer.attention(*made, bias=table.astype(np.float32), rotary_theta=1000.0,
@@ -66,17 +66,62 @@ def test_masked_entries_are_never_looked_at(random):
 
 def test_default_query_follows_causal(random):
     q, k, v = random(*[(1, 50, 2, 4)] * 3)
-    for causal, query in ((False, "mean"), (True, "first")):
+    for causal, query in ((False, "mean"), (True, "fine")):
         assert np.array_equal(htransformer.attention(q, k, v, block=4, causal=causal),
-                              htransformer.attention(q, k, v, block=4, causal=causal, query=query))
+                              htransformer.attention(q, k, v, block=4, causal=causal, mode=query))
 
 
 def test_two_names_of_one_thing(random):
     q, k, v = random(*[(1, 50, 2, 4)] * 3)
-    a = htransformer.attention(q, k, v, block=4, is_causal=True, softmax_scale=0.7)
-    assert np.array_equal(a, htransformer.attention(q, k, v, block=4, causal=True, scale=0.7))
-    with pytest.raises(ValueError, match="causal is True, but is_causal is False"):
-        htransformer.attention(q, k, v, causal=True, is_causal=False)
+    a = htransformer.attention(q, k, v, block=4, softmax_scale=0.7)
+    assert np.array_equal(a, htransformer.attention(q, k, v, block=4, scale=0.7))
+    with pytest.raises(ValueError, match="scale is 0.7, but softmax_scale is 0.6"):
+        htransformer.attention(q, k, v, scale=0.7, softmax_scale=0.6)
+
+
+def test_old_word_for_mode(random):
+    q, k, v = random(*[(1, 50, 2, 4)] * 3)
+    want = htransformer.attention(q, k, v, block=4, mode="fine")
+    for call in (lambda: htransformer.attention(q, k, v, block=4, query="fine"),
+                 lambda: htransformer.attention_vjp(q, k, v, block=4, query="fine")[0]):
+        with pytest.warns(DeprecationWarning, match="query is now called mode"):
+            assert np.array_equal(call(), want)
+    with pytest.warns(DeprecationWarning), \
+            pytest.raises(ValueError, match="mode is 'mean', but query is 'fine'"):
+        htransformer.attention(q, k, v, mode="mean", query="fine")
+
+
+@pytest.mark.parametrize("word, hint", [("is_causal", "causal"), ("attn_mask", "key_mask"),
+                                        ("enable_gqa", "kv_heads that divide heads")])
+def test_words_of_the_other_function_are_refused(word, hint):
+    x = np.zeros((1, 8, 2, 4), np.float32)
+    for call in (htransformer.attention, htransformer.attention_vjp):
+        with pytest.raises(TypeError, match=hint + ".* call htransformer.scaled_dot_product_att"):
+            call(x, x, x, **{word: None})
+    with pytest.raises(TypeError, match="unexpected argument 'cuasal'"):
+        htransformer.attention(x, x, x, cuasal=True)
+
+
+def test_lengths_of_the_host_go_before(random):
+    q, k, v = random(*[(20, 2, 4)] * 3)
+    want = htransformer.attention(q, k, v, cu_seqlens=[0, 7, 20], causal=True)
+    found = htransformer.attention(q, k, v, cu_seqlens=np.zeros(3, np.int32), causal=True,
+                                   cu_seqlens_host=[0, 7, 20])  # the first is not looked at
+    assert np.array_equal(found, want)
+    with pytest.raises(ValueError, match="a copy of cu_seqlens: they have 2 and 3 entries"):
+        htransformer.attention(q, k, v, cu_seqlens=[0, 7, 20], cu_seqlens_host=[0, 20])
+
+
+def test_packed_calls_of_other_lengths(random):
+    """What is kept of a packed call serves another one only where the lengths allow it."""
+    q, k, v = random(*[(20, 2, 4)] * 3)
+    for cu in ([0, 7, 20], [0, 13, 20], [0, 10, 20], [0, 7, 20], [0, 20], [0, 1, 2, 20]):
+        found = htransformer.attention(q, k, v, cu_seqlens=cu, block=2)
+        for begin, end in zip(cu, cu[1:]):
+            one = htransformer.attention(*[x[None, begin:end] for x in (q, k, v)], block=2)
+            assert np.array_equal(found[begin:end], one[0])
+    with pytest.raises(ValueError, match="cu_seqlens must end with the 20 rows of q, got 21"):
+        htransformer.attention(q, k, v, cu_seqlens=[0, 7, 21], block=2)
 
 
 def test_layouts_and_strides(random):
@@ -121,7 +166,7 @@ def test_vjp_against_differences(random, query, causal):
     arrays = random((2, 37, 4, 6), (2, 37, 2, 6), (2, 37, 2, 6), (15, 4))
     steps = random((2, 37, 4, 6), (2, 37, 2, 6), (2, 37, 2, 6), (15, 4))
     dz, dlse = random((2, 37, 4, 6), (2, 4, 37))
-    options = {"block": 4, "query": query, "causal": causal, "return_lse": True}
+    options = {"block": 4, "mode": query, "causal": causal, "return_lse": True}
 
     def loss(t):
         *qkv, bias = [x + t * step for x, step in zip(arrays, steps)]
@@ -224,9 +269,9 @@ BAD = [
     bad("block must be even, got 7", block=7),
     bad("block must be an even number >= 2, got 0", block=0),
     bad("kind must be one of 'hierarchical', 'full', 'local', got 'sparse'", kind_="sparse"),
-    bad("query must be one of 'mean', 'first', 'fine', got 'last'", query="last"),
+    bad("mode must be one of 'auto', 'mean', 'first', 'fine', got 'last'", mode="last"),
     bad("layout must be one of 'blhd', 'bhld', got 'lbhd'", layout="lbhd"),
-    bad("query mean lets later rows steer earlier outputs", query="mean", causal=True),
+    bad("query mean lets later rows steer earlier outputs", mode="mean", causal=True),
     bad("scale must not be 0", scale=0),
     bad(r"dropout must be in \[0, 1\), got 1", dropout_p=1.0),
     bad(r"bias must have shape \(63, 2\)", bias=zeros(15, 2)),
@@ -239,7 +284,9 @@ BAD = [
         k=np.broadcast_to(zeros(1, 8, 1, 4), (1, 8, 2, 4))),
     bad("q: row stride must not be negative", q=zeros(1, 8, 2, 4)[:, ::-1]),
     bad(r"q must be \(rows, heads, dim\) with cu_seqlens", cu_seqlens=[0, 8]),
-    bad("offset must be 0 to", offset=-1),
+    bad("offset must be 0 to", offset=-1, dropout_p=0.1),
+    bad("open must be a whole number >= 0, got -1", open=-1),
+    bad("open_leaf must be a whole number >= 0, got 0.5", open=2, open_leaf=0.5),
 ]
 
 
@@ -271,5 +318,5 @@ def test_failure_leaves_the_next_call_unharmed(random):
     arrays = random(*[(1, 20, 2, 4)] * 3)
     want = htransformer.attention(*arrays)
     with pytest.raises(htransformer.InvalidError):
-        htransformer.attention(*arrays, block=6, query="mean", causal=True)
+        htransformer.attention(*arrays, block=6, mode="mean", causal=True)
     assert np.array_equal(htransformer.attention(*arrays), want)
