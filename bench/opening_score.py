@@ -36,10 +36,12 @@ HEAD, KEYS, VALUES, ROW, ALL = 64, 4096, 64, 100, 1 << 20
 DEFAULTS = dict(
     kind="open",  # open | full
     k=8, peek=1, leaf=8, block=16,
+    turn=0,       # 1: opened rows are turned (rotary) as near rows are
     far=0,        # 1: a learned number per head is added to all far logits
     share="none", # sum | max: all heads choose together, by the sum or maximum of their scores
     warm=0.0,     # all clusters are open for this part of the steps
     ease=0.0,     # then K falls to k, halving, until this part of the steps
+    vary=0,       # 1: each step draws its K between k / 2 and 8 k
     random=0,     # so many of the k are drawn at random while training
     conv=0,       # width of a causal convolution over keys, per channel; starts as identity
     layers=4, width=256, windows=16, length=512, steps=2500, rate=1e-3, points=10, seed=1)
@@ -62,10 +64,8 @@ task=pairs,kind=full
 task=pairs
 task=copy,random=2
 task=copy,share=sum
-task=small,warm=.2
 task=small,conv=4
 task=small,random=2
-task=pairs,k=1048576
 task=copy,k=0
 task=copy,peek=0
 task=copy,leaf=16
@@ -74,9 +74,26 @@ task=copy,k=4
 task=copy,seed=2
 task=copy,far=1,seed=2
 task=copy,kind=full,seed=2
-task=copy,warm=.15,seed=2
 task=copy,conv=4,seed=2
 task=copy,peek=2,seed=2
+task=copy,turn=1
+task=copy,turn=1,conv=4
+task=copy,peek=2,conv=4
+task=small,turn=1
+task=small,warm=.3
+task=small,turn=1,conv=4
+task=small,k=1048576
+task=copy,turn=1,peek=2
+task=pairs,length=512,kind=full
+task=pairs,length=512
+task=pairs,length=512,conv=4
+task=pairs,length=512,turn=1
+task=copy,turn=1,seed=2
+task=small,peek=2,conv=4
+task=copy,length=1024,windows=8,turn=1,conv=4
+task=copy,length=1024,windows=8,kind=full
+task=copy,warm=.4,ease=.6
+task=copy,vary=1
 """
 
 
@@ -169,7 +186,7 @@ def plain_weights(s0, s, far, control, job):
     code = choose(s, job, k, random)
     far = far[:, None, None]
     logit = torch.where(code == 0, s0, -math.inf)
-    logit = torch.where(code == ROW, s + far, logit)
+    logit = torch.where(code == ROW, (s0 if job["turn"] else s) + far, logit)
     for level in range(1, top_level(s.shape[-1], job["block"]) + 1):
         logit = torch.where(code == level, widen(pooled(s, level), 1 << level) + far, logit)
     return logit.softmax(-1)
@@ -197,12 +214,16 @@ if triton:
     @triton.jit
     def best_row(score, cand, k, n: tl.constexpr):
         index = tl.arange(0, n)
-        left = tl.where(cand > 0, score, float("-inf"))
+        bits = score.to(tl.int32, bitcast=True)
+        left = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # ordered as the scores; integers reduce faster
+        left = tl.where(cand > 0, left, -0x80000000)
         opened = tl.where(k >= n, cand, 0)
         for _ in range(tl.where(k >= n, 0, k)):
-            hit = (index == tl.argmax(left, 0)) & (left > float("-inf"))
+            top = tl.max(left, 0)
+            hit = index == tl.min(tl.where(left == top, index, n), 0)
+            hit &= top > -0x80000000
             opened = tl.where(hit, 1, opened)
-            left = tl.where(hit, float("-inf"), left)
+            left = tl.where(hit, -0x80000000, left)
         return opened
 
     @triton.jit
@@ -236,7 +257,8 @@ if triton:
     @triton.jit
     def forward_row(s0_ptr, s_ptr, far_ptr, control, p_ptr, code_ptr, L: tl.constexpr,
                     block: tl.constexpr, top: tl.constexpr, peek: tl.constexpr,
-                    leaf: tl.constexpr, heads: tl.constexpr, share: tl.constexpr):
+                    leaf: tl.constexpr, heads: tl.constexpr, share: tl.constexpr,
+                    turn: tl.constexpr):
         row = tl.program_id(0).to(tl.int64)
         i = (row % L).to(tl.int32)
         head = row // L
@@ -251,8 +273,9 @@ if triton:
                                      (row * 16 + step).to(tl.int32) * L, L, block, top - step,
                                      peek, leaf, heads, share)
         far = tl.load(far_ptr + head % heads)
-        logit = tl.where(near, tl.load(s0_ptr + row * L + j), float("-inf"))
-        logit = tl.where(code == 100, s + far, logit)
+        s0 = tl.load(s0_ptr + row * L + j)
+        logit = tl.where(near, s0, float("-inf"))
+        logit = tl.where(code == 100, (s0 if turn else s) + far, logit)
         for step in tl.static_range(top):
             mean = spread(mean_of(s, L >> (step + 1), 2 << step), L >> (step + 1), 2 << step)
             logit = tl.where(code == step + 1, mean + far, logit)
@@ -262,20 +285,54 @@ if triton:
 
     @triton.jit
     def backward_row(p_ptr, dp_ptr, code_ptr, ds0_ptr, ds_ptr, dfar_ptr, L: tl.constexpr,
-                     top: tl.constexpr):
+                     top: tl.constexpr, turn: tl.constexpr):
         row = tl.program_id(0).to(tl.int64)
         at = row * L + tl.arange(0, L)
         p = tl.load(p_ptr + at)
         dp = tl.load(dp_ptr + at)
         code = tl.load(code_ptr + at).to(tl.int32)
         d = p * (dp - tl.sum(p * dp, 0))
-        tl.store(ds0_ptr + at, tl.where(code == 0, d, 0.0))
+        exact = tl.where(code == 100, d, 0.0)
+        tl.store(ds0_ptr + at, tl.where(code == 0, d, exact if turn else 0.0))
         tl.store(dfar_ptr + row, tl.sum(tl.where(code > 0, d, 0.0), 0))
-        ds = tl.where(code == 100, d, 0.0)
+        ds = tl.zeros_like(exact) if turn else exact
         for step in tl.static_range(top):
             mine = tl.where(code == step + 1, d, 0.0)
             ds += spread(mean_of(mine, L >> (step + 1), 2 << step), L >> (step + 1), 2 << step)
         tl.store(ds_ptr + at, ds)
+
+
+    @triton.jit
+    def turn_row(x_ptr, cos_ptr, sin_ptr, y_ptr, sign, L, rows, half: tl.constexpr,
+                 tile: tl.constexpr):
+        row = tl.program_id(0) * tile + tl.arange(0, tile)[:, None]
+        t = tl.arange(0, half)[None]
+        at, wave, in_range = row * 2 * half + t, row % L * half + t, row < rows
+        a = tl.load(x_ptr + at, in_range)
+        b = tl.load(x_ptr + at + half, in_range)
+        cos = tl.load(cos_ptr + wave)
+        sin = tl.load(sin_ptr + wave) * sign
+        tl.store(y_ptr + at, a * cos - b * sin, in_range)
+        tl.store(y_ptr + at + half, a * sin + b * cos, in_range)
+
+
+class Turn(torch.autograd.Function):
+    """Rotary positions of x [B, H, L, HEAD] in one pass; backward turns the other way."""
+    @staticmethod
+    def run(x, cos, sin, sign):
+        x = x.contiguous()
+        y, rows = torch.empty_like(x), x.numel() // HEAD
+        turn_row[(triton.cdiv(rows, 32),)](x, cos, sin, y, sign, len(cos), rows, HEAD // 2, 32)
+        return y
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return Turn.run(x, cos, sin, 1.)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return Turn.run(dy, *ctx.saved_tensors, -1.), None, None
 
 
 class RowWeights(torch.autograd.Function):
@@ -288,7 +345,8 @@ class RowWeights(torch.autograd.Function):
         share = ("none", "sum", "max").index(job["share"])
         forward_row[(s.numel() // length,)](
             s0, s, far, control, p, code, length, job["block"], ctx.top, job["peek"], job["leaf"],
-            heads, share, num_warps=max(1, length // 512))
+            heads, share, job["turn"], num_warps=max(1, length // 512))
+        ctx.turn = job["turn"]
         ctx.save_for_backward(p, code)
         return p
 
@@ -298,7 +356,7 @@ class RowWeights(torch.autograd.Function):
         length, dp = p.shape[-1], dp.contiguous()
         ds0, ds, dfar = torch.empty_like(p), torch.empty_like(p), p.new_empty(p.shape[:3])
         backward_row[(p.numel() // length,)](p, dp, code, ds0, ds, dfar, length, ctx.top,
-                                             num_warps=max(1, length // 512))
+                                             ctx.turn, num_warps=max(1, length // 512))
         return ds0, ds, dfar.sum((0, 2)), None, None
 
 
@@ -311,6 +369,8 @@ def rotary(length, device):
 
 
 def turn(x, cos, sin):
+    if x.is_cuda:
+        return Turn.apply(x, cos, sin)
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
@@ -450,8 +510,10 @@ def measure(model, task, control, k):
 
 # Training
 
-def open_count(job, part):
-    """K at this part of training."""
+def open_count(job, part, draw):
+    """K at this part of training; draw is uniform in [0, 1)."""
+    if job["vary"]:
+        return max(1, int(job["k"] / 2 * 16 ** draw))
     if part < job["warm"]:
         return ALL
     if part < job["ease"]:
@@ -525,8 +587,8 @@ def train(job, text, deadline):
     started, key = time.time(), "accuracy" if job["task"] == "pairs" else "copied"
     trainer = Trainer(model, job, task.draw(gen, False, 0.))
     ready, curve, plan = time.time(), [], []
-    for step in range(job["steps"]):
-        plan.append((open_count(job, step / job["steps"]), job["random"], step))
+    for step, draw in enumerate(torch.rand(job["steps"]).tolist()):
+        plan.append((open_count(job, step / job["steps"], draw), job["random"], step))
     plan = torch.tensor(plan, dtype=torch.int32, device=device)
     points = {max(1, job["steps"] * i // job["points"]) for i in range(1, job["points"] + 1)}
     for step in range(job["steps"]):
@@ -553,7 +615,7 @@ def check():
     """The kernels against plain PyTorch in float64, values and gradients; true if they differ."""
     worst = 0.
     for text in ("k=0", "k=8", "k=3,peek=2,leaf=16", "k=4,peek=0,leaf=1", "k=4,share=sum",
-                 "k=4,share=max,block=8", "k=%d" % ALL, "k=8,length=1024"):
+                 "k=4,share=max,block=8", "k=%d,turn=1" % ALL, "k=8,length=1024"):
         job = parse_job(text)
         size = (2, 4, job["length"], job["length"])
         torch.manual_seed(0)
