@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/random.h>
@@ -273,7 +274,10 @@ ht_status hti_writer_commit(hti_writer *w) {
 }
 
 void hti_writer_discard(hti_writer *w) {
+    held h;
+    hold_limit(&h); /* what a failed write left in the buffer goes out now */
     if (w->file) fclose(w->file);
+    release_limit(&h);
     if (w->temporary && w->temporary[0]) unlink(w->temporary);
     if (w->lock) close(w->lock - 1);
     forget(w);
@@ -281,11 +285,52 @@ void hti_writer_discard(hti_writer *w) {
     *w = (hti_writer){0};
 }
 
+/* ---- files that grow ---- */
+
+/* What was written is with the system: closing the file cannot fail on it. */
+static FILE *open_unbuffered(int fd, const char *mode) {
+    FILE *file = fdopen(fd, mode);
+    if (file) setvbuf(file, NULL, _IONBF, 0);
+    return file;
+}
+
+ht_status hti_file_add(ht_context *ctx, FILE *file, const char *name, const void *data,
+                       size_t bytes) {
+    held h;
+    hold_limit(&h);
+    int good = fwrite(data, 1, bytes, file) == bytes;
+    release_limit(&h);
+    CHECK(ctx, good, HT_IO, "cannot write %s: %s", name, strerror(errno));
+    return HT_OK;
+}
+
+ht_status hti_file_scratch(ht_context *ctx, FILE **out) {
+    char path[4096];
+    const char *folder = getenv("TMPDIR");
+    *out = NULL;
+    if (!folder || !*folder) folder = "/tmp";
+    CHECK(ctx, strlen(folder) < sizeof path - 64, HT_IO, "the name in TMPDIR is too long");
+    snprintf(path, sizeof path, "%s/htransformer", folder);
+    char name[sizeof path];
+    int fd = make_temporary(name, sizeof name, path, 0600, 0);
+    CHECK(ctx, fd >= 0, HT_IO, "%s: no temporary file could be made there: %s", folder,
+          strerror(errno));
+    unlink(name);
+    *out = open_unbuffered(fd, "w+b");
+    if (*out) return HT_OK;
+    ht_status status = hti_fail(ctx, HT_IO, "%s: a temporary file could not be opened: %s", folder,
+                                strerror(errno));
+    close(fd);
+    return status;
+}
+
 /* A last line without its end is given one. */
-static int end_line(FILE *file) {
+static ht_status end_line(ht_context *ctx, FILE *file, const char *name) {
     char last = '\n';
-    if (fseeko(file, -1, SEEK_END) == 0 && fread(&last, 1, 1, file) != 1) return 0;
-    return fseeko(file, 0, SEEK_END) == 0 && (last == '\n' || fputc('\n', file) != EOF);
+    int good = fseeko(file, -1, SEEK_END) != 0 || fread(&last, 1, 1, file) == 1;
+    CHECK(ctx, good && fseeko(file, 0, SEEK_END) == 0, HT_IO, "cannot write %s: %s", name,
+          strerror(errno));
+    return last == '\n' ? HT_OK : hti_file_add(ctx, file, name, "\n", 1);
 }
 
 ht_status hti_file_append(ht_context *ctx, FILE **out, const char *path) {
@@ -295,12 +340,16 @@ ht_status hti_file_append(ht_context *ctx, FILE **out, const char *path) {
     CHECK(ctx, fd >= 0, HT_IO, "cannot write %s: %s", path,
           errno == ELOOP ? "it is a link; name the file itself" : strerror(errno));
     int regular = fstat(fd, &about) == 0 && S_ISREG(about.st_mode);
-    *out = regular ? fdopen(fd, "a+b") : NULL;
-    if (*out && end_line(*out)) return HT_OK;
-    ht_status status = hti_fail(ctx, HT_IO, "cannot write %s: %s", path,
-                                regular ? strerror(errno) : "it is not a regular file");
-    if (*out) fclose(*out);
-    if (!*out) close(fd);
+    *out = regular ? open_unbuffered(fd, "a+b") : NULL;
+    if (!*out) {
+        ht_status why = hti_fail(ctx, HT_IO, "cannot write %s: %s", path,
+                                 regular ? strerror(errno) : "it is not a regular file");
+        close(fd);
+        return why;
+    }
+    ht_status status = end_line(ctx, *out, path);
+    if (status == HT_OK) return HT_OK;
+    fclose(*out);
     *out = NULL;
     return status;
 }

@@ -42,6 +42,11 @@ void hti_writer_abandon_all(void);
 /* A regular file (made if it is not there, links refused) to append lines to; a last line that was
  * cut off is ended. */
 ht_status hti_file_append(ht_context *ctx, FILE **out, const char *path);
+/* A file without a name in the folder that TMPDIR names, or /tmp: gone with the process. */
+ht_status hti_file_scratch(ht_context *ctx, FILE **out);
+/* Bytes to the end of such a file, at once: what fails is known now. `name` is for the sentence. */
+ht_status hti_file_add(ht_context *ctx, FILE *file, const char *name, const void *data,
+                       size_t bytes);
 
 /* ---- reading ---- */
 

@@ -151,9 +151,7 @@ static ht_status log_line(run *r, const char *prefix, const ht_report *report, d
             report->rate, number(norm, sizeof norm, report->gradient_norm), report->applied,
             seconds * 1e3, (double)report->tokens / seconds);
     n += snprintf(line + n, sizeof line - (size_t)n, "}\n");
-    CHECK(r->t->ctx, fwrite(line, 1, (size_t)n, r->log) == (size_t)n && fflush(r->log) == 0, HT_IO,
-          "the log of the run could not be written: %s", strerror(errno));
-    return HT_OK;
+    return hti_file_add(r->t->ctx, r->log, "the log of the run", line, (size_t)n);
 }
 
 /* ---- evaluation ---- */

@@ -155,22 +155,44 @@ static void two_writers(void **state) {
     free(text);
 }
 
-/* The limit's signal does not end the process, and is not left behind for others. */
+static ht_status write_in_pieces(const char *path, size_t piece, int pieces, int commit) {
+    static char text[100000];
+    hti_writer w;
+    memset(text, 'x', sizeof text);
+    ht_status status = hti_writer_open(&w, cpu, path);
+    for (int i = 0; i < pieces && status == HT_OK; i++) status = hti_writer_put(&w, text, piece);
+    if (status == HT_OK && commit) status = hti_writer_commit(&w);
+    hti_writer_discard(&w);
+    return status;
+}
+
+/* The limit's signal does not end the process, and is not left behind for others: not when a write
+ * fails, not when what is left in a buffer is thrown away, not for a file that grows. */
 static void limit_on_sizes(void **state) {
     (void)state;
     struct rlimit before, small;
     const char *path = training_path("limited");
-    static char text[100001];
-    memset(text, 'x', sizeof text - 1);
+    FILE *log;
     OK(cpu, write_text(path, "old"));
+    OK(cpu, hti_file_append(cpu, &log, training_path("limited log")));
     getrlimit(RLIMIT_FSIZE, &before);
     small = before;
     small.rlim_cur = 5000;
     signal(SIGXFSZ, SIG_DFL);
     setrlimit(RLIMIT_FSIZE, &small);
-    ht_status status = write_text(path, text);
+    ht_status whole = write_in_pieces(path, 100000, 1, 1), pieces, given_up, grows = HT_OK;
+    pieces = write_in_pieces(path, 100, 200, 1);
+    given_up = write_in_pieces(path, 100, 60, 0);
+    for (int i = 0; i < 1000 && grows == HT_OK; i++)
+        grows = hti_file_add(cpu, log, "the log", "some words", 10);
+    int filled = (int)ftell(log);
+    fclose(log);
     setrlimit(RLIMIT_FSIZE, &before);
-    assert_int_equal(status, HT_IO);
+    assert_int_equal(whole, HT_IO);
+    assert_int_equal(pieces, HT_IO);
+    assert_int_equal(given_up, HT_OK);
+    assert_int_equal(grows, HT_IO);
+    assert_true(filled <= 5000);
     assert_non_null(strstr(ht_context_error(cpu), strerror(EFBIG)));
     sigset_t waiting;
     assert_int_equal(sigpending(&waiting), 0);
@@ -232,6 +254,25 @@ static void append(void **state) {
     }
 }
 
+/* In the folder of TMPDIR, where nobody sees it. */
+static void scratch(void **state) {
+    (void)state;
+    FILE *file;
+    char bytes[8] = "";
+    setenv("TMPDIR", training_folder, 1);
+    OK(cpu, hti_file_scratch(cpu, &file));
+    assert_int_equal(training_temporaries(), 0);
+    OK(cpu, hti_file_add(cpu, file, "scratch", "words", 5));
+    rewind(file);
+    assert_int_equal(fread(bytes, 1, sizeof bytes, file), 5);
+    assert_string_equal(bytes, "words");
+    fclose(file);
+    setenv("TMPDIR", "/nowhere/at/all", 1);
+    REFUSED(cpu, hti_file_scratch(cpu, &file), HT_IO, "/nowhere/at/all: no temporary file");
+    assert_null(file);
+    unsetenv("TMPDIR");
+}
+
 static void names(void **state) {
     (void)state;
     static const struct {
@@ -276,7 +317,8 @@ int main(void) {
         cmocka_unit_test(left_overs),  cmocka_unit_test(modes),
         cmocka_unit_test(two_writers), cmocka_unit_test(limit_on_sizes),
         cmocka_unit_test(inputs),      cmocka_unit_test(append),
-        cmocka_unit_test(names),       cmocka_unit_test(sums),
+        cmocka_unit_test(scratch),     cmocka_unit_test(names),
+        cmocka_unit_test(sums),
     };
     return cmocka_run_group_tests_name("files", tests, open_all, close_all);
 }
