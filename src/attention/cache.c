@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "attention/plan.h"
+#include "core/crc.h"
 
 struct ht_cache {
     ht_attention plan; /* a copy: the caller may destroy his */
@@ -273,7 +274,8 @@ ht_status ht_cache_fork(ht_cache *cache, int64_t to, int64_t from) {
 
 /* ---- saving ---- */
 
-/* What a saved state begins with; all that must agree for it to be loaded. Native byte order. */
+/* What a saved state begins with; all that must agree for it to be loaded. Native byte order. At
+ * its end is a seal (core/crc.h), which HTCACHE1 of earlier versions had not. */
 typedef struct header {
     char magic[8];
     uint64_t bytes; /* of the whole buffer */
@@ -284,7 +286,7 @@ typedef struct header {
 
 static header header_of(const ht_cache *cache, int64_t position) {
     const ht_attention_desc *d = &cache->plan.desc;
-    header h = {.magic = "HTCACHE1", .position = position};
+    header h = {.magic = "HTCACHE2", .position = position};
     /* numbers of before there was AUTO: states that were saved then can still be loaded */
     h.query = (int64_t)d->query - HT_QUERY_MEAN;
     h.kind = d->kind, h.dtype = d->dtype, h.has_bias = d->has_bias != 0;
@@ -299,11 +301,11 @@ static int64_t saved_rows(const ht_cache *cache, int64_t position) {
     return cache->plan.desc.kind == HT_FULL ? position : 2 * cache->plan.desc.block;
 }
 
-/* Bytes of a saved state, or 0 if they do not fit a size. */
+/* Bytes of a saved state with its seal, or 0 if they do not fit a size. */
 static size_t saved_bytes(const ht_cache *cache, int64_t position) {
     const ht_attention_desc *d = &cache->plan.desc;
     int64_t rows = saved_rows(cache, position), wide;
-    size_t bytes = sizeof(header);
+    size_t bytes = sizeof(header) + HTI_SEAL;
     if (!hti_mul(&wide, rows, d->kv_heads * (d->head_dim + d->value_dim + 1) * 8 * HTI_MAX_LEVELS))
         return 0;
     for (int l = 0; l < levels_for(cache, position); l++) {
@@ -361,15 +363,19 @@ ht_status ht_cache_save(const ht_cache *cache, int64_t slot, void *buffer, size_
     header h = header_of(cache, cache->positions[slot]);
     h.bytes = need;
     memcpy(buffer, &h, sizeof h);
-    return move_slot(cache, slot, h.position, buffer, NULL);
+    TRY(move_slot(cache, slot, h.position, buffer, NULL));
+    hti_seal(buffer, need);
+    return HT_OK;
 }
 
 static ht_status check_header(const ht_cache *cache, const header *h, size_t bytes) {
     ht_context *ctx = cache->plan.ctx;
-    CHECK(ctx, memcmp(h->magic, "HTCACHE1", 8) == 0, HT_FORMAT,
-          "not a saved cache slot: wrong magic");
+    int before = h->magic[7] == '1'; /* without a seal */
     header expected = header_of(cache, h->position);
     expected.bytes = h->bytes;
+    if (before) expected.magic[7] = '1';
+    CHECK(ctx, memcmp(h->magic, expected.magic, 8) == 0, HT_FORMAT,
+          "not a saved cache slot: wrong magic");
     /* kinds without coarse levels have no use for it */
     if (expected.kind != HT_HIERARCHICAL && h->query >= 0 && h->query <= 2)
         expected.query = h->query;
@@ -380,6 +386,7 @@ static ht_status check_header(const ht_cache *cache, const header *h, size_t byt
     CHECK(ctx, h->position >= 0 && h->position <= MAX_POSITION, HT_FORMAT,
           "the saved slot has an impossible position %lld", (long long)h->position);
     size_t need = saved_bytes(cache, h->position);
+    if (need && before) need -= HTI_SEAL;
     CHECK(ctx, need && h->bytes == need && bytes == need, HT_FORMAT,
           "a slot saved at position %lld has %zu bytes, got %zu", (long long)h->position, need,
           bytes);
@@ -394,6 +401,8 @@ ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer, size_
           "a saved slot has at least %zu bytes, got %zu", sizeof h, buffer ? bytes : 0);
     memcpy(&h, buffer, sizeof h);
     TRY(check_header(cache, &h, bytes));
+    CHECK(ctx, h.magic[7] == '1' || hti_sealed(buffer, bytes), HT_FORMAT,
+          "the saved slot is damaged: its checksum is not that of its %zu bytes", bytes);
     TRY(reserve(cache, h.position > 0 ? h.position : 1));
     TRY(ht_cache_reset(cache, slot)); /* parts of levels that the saved state lacks */
     TRY(move_slot(cache, slot, h.position, NULL, buffer));

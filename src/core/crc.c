@@ -4,6 +4,7 @@
 #include "core/crc.h"
 
 #include <stdatomic.h>
+#include <string.h>
 
 static uint32_t table[8][256];
 static atomic_int state; /* 0: not made, 1: being made, 2: made */
@@ -42,4 +43,16 @@ uint32_t hti_crc32(uint32_t sum, const void *bytes, size_t count) {
     }
     for (; count > 0; count--, b++) sum = sum >> 8 ^ table[0][(sum ^ *b) & 255];
     return ~sum;
+}
+
+void hti_seal(void *buffer, size_t bytes) {
+    uint64_t sum = hti_crc32(0, buffer, bytes - HTI_SEAL);
+    memcpy((char *)buffer + bytes - HTI_SEAL, &sum, HTI_SEAL);
+}
+
+int hti_sealed(const void *buffer, size_t bytes) {
+    uint64_t sum;
+    if (bytes < HTI_SEAL) return 0;
+    memcpy(&sum, (const char *)buffer + bytes - HTI_SEAL, HTI_SEAL);
+    return sum == hti_crc32(0, buffer, bytes - HTI_SEAL);
 }

@@ -11,4 +11,9 @@
 /* The sum of what came before (0: nothing) and these bytes. */
 uint32_t hti_crc32(uint32_t sum, const void *bytes, size_t count);
 
+/* A sealed buffer ends in 8 bytes with the sum of those before them. */
+enum { HTI_SEAL = 8 };
+void hti_seal(void *buffer, size_t bytes); /* writes the last 8 of `bytes` */
+int hti_sealed(const void *buffer, size_t bytes);
+
 #endif

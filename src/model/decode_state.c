@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/crc.h"
 #include "core/file.h"
 #include "model/decode.h"
 
@@ -36,7 +37,8 @@ ht_status ht_generator_fork(ht_generator *g, int64_t to, int64_t from) {
 /* ---- files ---- */
 
 /* What a file begins with; then the logits, the recent tokens, and per layer its size and its
- * bytes. Native byte order. */
+ * bytes; then a seal (core/crc.h), which HTSTATE1 of earlier versions had not. Native byte order.
+ */
 typedef struct header {
     char magic[8];
     uint64_t bytes; /* of the whole file */
@@ -50,7 +52,7 @@ static size_t fixed_bytes(const ht_generator *g) {
 }
 
 static ht_status state_bytes(const ht_generator *g, int64_t slot, size_t *out) {
-    *out = fixed_bytes(g);
+    *out = fixed_bytes(g) + HTI_SEAL;
     for (int64_t l = 0; l < g->model->config.layers; l++) {
         size_t bytes;
         TRY(ht_cache_save_bytes(g->caches[l], slot, &bytes));
@@ -104,7 +106,7 @@ static ht_status model_mark(const ht_generator *g, uint64_t *out) {
 
 static ht_status write_state(const ht_generator *g, int64_t slot, char *to, size_t bytes) {
     size_t vocab = (size_t)g->model->config.vocab, at = sizeof(header);
-    header h = {.magic = "HTSTATE1",
+    header h = {.magic = "HTSTATE2",
                 .bytes = bytes,
                 .layers = g->model->config.layers,
                 .vocab = (int64_t)vocab,
@@ -123,6 +125,7 @@ static ht_status write_state(const ht_generator *g, int64_t slot, char *to, size
         TRY(ht_cache_save(g->caches[l], slot, to + at + sizeof size, part));
         at += sizeof size + part;
     }
+    hti_seal(to, bytes);
     return HT_OK;
 }
 
@@ -145,19 +148,40 @@ ht_status ht_generator_save(const ht_generator *g, int64_t slot, const char *pat
     return status;
 }
 
+/* What stands between the header and the seal, if there is one. */
 static ht_status check_file(const ht_generator *g, const header *h, const char *path,
-                            size_t bytes) {
+                            const char *from, size_t *bytes) {
     uint64_t mark;
-    CHECK(g->ctx, bytes >= sizeof *h && memcmp(h->magic, "HTSTATE1", 8) == 0, HT_FORMAT,
-          "%s is not a saved state", path);
-    CHECK(g->ctx, h->bytes == bytes && bytes >= fixed_bytes(g), HT_FORMAT,
+    int before = memcmp(h->magic, "HTSTATE1", 8) == 0;
+    CHECK(g->ctx, *bytes >= sizeof *h && (before || memcmp(h->magic, "HTSTATE2", 8) == 0),
+          HT_FORMAT, "%s is not a saved state", path);
+    CHECK(g->ctx, h->bytes == *bytes, HT_FORMAT,
           "%s is damaged: it should have %llu bytes and has %zu", path,
-          (unsigned long long)h->bytes, bytes);
+          (unsigned long long)h->bytes, *bytes);
+    CHECK(g->ctx, before || hti_sealed(from, *bytes), HT_FORMAT,
+          "%s is damaged: its checksum is not that of its bytes", path);
     TRY(model_mark(g, &mark));
     CHECK(g->ctx,
           h->model == mark && h->layers == g->model->config.layers &&
               h->vocab == g->model->config.vocab,
           HT_FORMAT, "%s was saved with another model", path);
+    if (!before) *bytes -= HTI_SEAL;
+    CHECK(g->ctx, *bytes >= fixed_bytes(g) && h->position > 0, HT_FORMAT,
+          "%s is damaged: it has %zu bytes, position %lld", path, *bytes, (long long)h->position);
+    return HT_OK;
+}
+
+/* The tokens that a repeat penalty looks back on are indices of logits. */
+static ht_status check_recent(const ht_generator *g, const char *from, const char *path,
+                              int64_t position) {
+    int64_t vocab = g->model->config.vocab, count = position < HTI_RECENT ? position : HTI_RECENT;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t token;
+        memcpy(&token, from + (size_t)i * sizeof token, sizeof token);
+        CHECK(g->ctx, token >= 0 && token < vocab, HT_FORMAT,
+              "%s is damaged: token %lld of the last ones must be 0 to %lld, got %d", path,
+              (long long)i, (long long)vocab - 1, (int)token);
+    }
     return HT_OK;
 }
 
@@ -183,7 +207,8 @@ static ht_status load_all(ht_generator *g, int64_t slot, const char *path, const
     size_t vocab = (size_t)g->model->config.vocab, at = sizeof(header);
     header h = {0};
     memcpy(&h, from, bytes < sizeof h ? bytes : sizeof h);
-    TRY(check_file(g, &h, path, bytes));
+    TRY(check_file(g, &h, path, from, &bytes));
+    TRY(check_recent(g, from + at + sizeof(float) * vocab, path, h.position));
     ht_status status = load_layers(g, slot, path, from, bytes, h.position);
     if (status != HT_OK) {
         for (int64_t l = 0; l < g->model->config.layers; l++) ht_cache_reset(g->caches[l], slot);

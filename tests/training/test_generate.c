@@ -413,6 +413,72 @@ static void truncate_file(const char *path, long by) {
     fclose(f);
 }
 
+/* A saved state in memory, and a file of such bytes that the generator is to load. */
+typedef struct saved {
+    char path[128], bytes[1 << 16];
+    size_t count;
+} saved;
+
+static void save_state(saved *out, const ht_generator *g) {
+    snprintf(out->path, sizeof out->path, "%s/saved", training_folder);
+    OK(ref, ht_generator_save(g, 0, out->path));
+    FILE *f = fopen(out->path, "rb");
+    out->count = fread(out->bytes, 1, sizeof out->bytes, f);
+    fclose(f);
+    assert_true(out->count > 1000 && out->count < sizeof out->bytes);
+}
+
+/* As versions before there was a checksum wrote it, of the state and of every layer in it. */
+static void without_sums(saved *s, int64_t layers) {
+    size_t at = 48 + sizeof(float) * VOCAB + 256 * sizeof(int32_t);
+    for (int64_t l = 0; l < layers; l++) {
+        uint64_t size;
+        memcpy(&size, s->bytes + at, sizeof size);
+        s->bytes[at + sizeof size + 7] = '1';
+        size -= 8;
+        memcpy(s->bytes + at, &size, sizeof size);
+        memcpy(s->bytes + at + sizeof size + 8, &size, sizeof size);
+        at += sizeof size + size;
+        s->count -= 8;
+        memmove(s->bytes + at, s->bytes + at + 8, s->count - at);
+    }
+    uint64_t all = s->count -= 8;
+    s->bytes[7] = '1';
+    memcpy(s->bytes + 8, &all, sizeof all);
+}
+
+/* A number in the file that could hurt is refused, with a checksum (which tells any flipped bit)
+ * and, from an earlier version, without. */
+static void damaged_states(void **state) {
+    static saved s;
+    int32_t tokens[] = {1, 2, 3}, starts[] = {0, 3}, wild = 0x07000000, token;
+    (void)state;
+    ht_model *model = make_model(ref, models[0], HT_F32);
+    ht_config config = HT_CONFIG_INIT;
+    OK(ref, ht_model_get_config(model, &config));
+    ht_generator *g = make_generator(ref, model, 2, 0);
+    ht_batch b = batch_of(tokens, starts, 1);
+    ht_sampling how = HT_SAMPLING_INIT;
+    OK(ref, ht_generator_feed(g, NULL, &b, NULL, 0));
+    save_state(&s, g);
+    for (size_t at = 0; at < s.count; at += at < 1500 ? 1 : 97) {
+        s.bytes[at] ^= (char)(1 << at % 8);
+        training_write(s.path, s.bytes, s.count);
+        if (ht_generator_load(g, 1, s.path) != HT_FORMAT) fail_msg("bit %zu was taken", at);
+        s.bytes[at] ^= (char)(1 << at % 8);
+    }
+    without_sums(&s, config.layers);
+    training_write(s.path, s.bytes, s.count);
+    OK(ref, ht_generator_load(g, 1, s.path));
+    how.repeat_penalty = 1.5;
+    OK(ref, ht_generator_sample(g, 1, &how, &token, NULL));
+    memcpy(s.bytes + 48 + sizeof(float) * VOCAB, &wild, sizeof wild);
+    training_write(s.path, s.bytes, s.count);
+    REFUSED(ref, ht_generator_load(g, 1, s.path), HT_FORMAT, "must be 0 to 40, got 117440512");
+    ht_generator_destroy(g);
+    ht_model_destroy(model);
+}
+
 static void faults(void **state) {
     ht_model *model = make_model(ref, models[0], HT_F32),
              *other = make_model(ref, models[2], HT_F32);
@@ -692,6 +758,7 @@ int main(void) {
         cmocka_unit_test(slots_are_apart),
         cmocka_unit_test(saved_and_forked),
         cmocka_unit_test(state_rows),
+        cmocka_unit_test(damaged_states),
         cmocka_unit_test(faults),
         cmocka_unit_test(sampling),
         cmocka_unit_test(sampling_many),
