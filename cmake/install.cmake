@@ -1,5 +1,6 @@
 # What `cmake --install` puts where: header, both libraries, pkg-config file, CMake package, the
-# command line. Components: runtime (shared library, command) and development (all else).
+# command line. Components: runtime (shared library, command), mpi (the plug-in, which is in no
+# package: it fits the MPI that it was built with) and development (all else).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/htransformer)
@@ -12,6 +13,9 @@ install(TARGETS htransformer_static EXPORT static
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
 if(TARGET htransformer)
   install(TARGETS htransformer RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
+endif()
+if(TARGET htransformer_mpi)
+  install(TARGETS htransformer_mpi LIBRARY DESTINATION ${plugin_dir} COMPONENT mpi)
 endif()
 # the small language model that generate uses without a run
 install(FILES models/shakespeare.safetensors DESTINATION ${CMAKE_INSTALL_DATADIR}/htransformer

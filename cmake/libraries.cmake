@@ -4,9 +4,10 @@
 #           (OpenBLAS, BLIS or MKL)
 #   zstd, zlib   compressed data files        without them: such files are refused with a sentence
 #   libpng  Pathfinder as it was released     without it: cannot be imported
+#   MPI     runs of several processes      without it: they need NCCL, on GPUs
 #   SentencePiece   sub-word tokens          without it: such models are refused with a sentence
 set(library_definitions)
-set(library_links)
+set(library_links ${CMAKE_DL_LIBS})
 
 find_path(CJSON_INCLUDE cjson/cJSON.h)
 find_library(CJSON_LIBRARY cjson)
@@ -79,4 +80,18 @@ if(SENTENCEPIECE_INCLUDE AND SENTENCEPIECE_LIBRARY AND CMAKE_CXX_COMPILER)
   message(STATUS "SentencePiece: ${SENTENCEPIECE_LIBRARY}")
 else()
   message(STATUS "SentencePiece: not found; tokens are bytes (libsentencepiece-dev)")
+endif()
+
+# MPI is a plug-in, opened when several processes were started: programs built with one MPI do not
+# run with another, and whoever has none needs none
+find_package(MPI COMPONENTS C)
+if(MPI_C_FOUND)
+  add_library(htransformer_mpi MODULE ${PROJECT_SOURCE_DIR}/src/dist/plugin/mpi.c)
+  target_include_directories(htransformer_mpi PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(htransformer_mpi PRIVATE MPI::MPI_C)
+  set_target_properties(htransformer_mpi PROPERTIES
+    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+  message(STATUS "MPI: ${MPI_C_LIBRARIES}")
+else()
+  message(STATUS "MPI: not found; runs of several processes need NCCL (libopenmpi-dev)")
 endif()

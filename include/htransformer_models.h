@@ -390,6 +390,32 @@ HT_API ht_status ht_generator_sample(const ht_generator *generator, int64_t slot
                                      const ht_sampling *sampling, int32_t *token,
                                      double *log_probability);
 
+/* ---- several processes ------------------------------------------------------------------- */
+
+/* One of `ranks` processes that a launcher started together (docs/cluster.md). */
+typedef struct ht_place {
+    size_t size;
+    int rank, ranks;             /* 0 of 1 where there is no launcher */
+    int local_rank, local_ranks; /* among those of this machine */
+    const char *launcher;        /* "mpirun", "mpiexec", "srun" or "torchrun"; NULL: none */
+} ht_place;
+#define HT_PLACE_INIT \
+    { .size = sizeof(ht_place) }
+
+/* What the launcher says, in variables of the environment. It can be asked before there is a
+ * context, so that rank and device fit together; its sentence is ht_context_error(NULL). */
+HT_API ht_status ht_place_find(ht_place *out);
+
+/* The processes of one launcher as a whole: opened by all of them, over MPI or, on GPUs, NCCL. */
+typedef struct ht_world ht_world;
+
+HT_API ht_status ht_world_open(ht_world **out, ht_context *ctx);
+/* failed NULL: all went well, and the others are waited for. Else: a sentence that they are told,
+ * and end with; this process must then end, too. */
+HT_API void ht_world_close(ht_world *world, const char *failed);
+HT_API ht_status ht_world_get_place(const ht_world *world, ht_place *out);
+HT_API const char *ht_world_link(const ht_world *world); /* what carries the bytes, a few words */
+
 /* ---- training ---------------------------------------------------------------------------- */
 
 typedef struct ht_trainer ht_trainer; /* activations, gradients, moments, step */

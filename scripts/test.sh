@@ -20,6 +20,8 @@ need python3 command -v python3
 need pkg-config command -v pkg-config
 need libcmocka-dev has_header cmocka.h
 need clang command -v clang
+want libopenmpi-dev command -v mpicc # runs of several processes
+want openmpi-bin command -v mpiexec
 want clang-format command -v clang-format
 want "chromium-headless-shell?" has_browser
 need "libclang-rt-dev? libomp-dev" has_clang_openmp

@@ -294,6 +294,7 @@ typedef struct hti_ops {
     ht_status (*open)(ht_context *ctx, const ht_context_desc *desc);
     void (*close)(ht_context *ctx);
     ht_status (*synchronize)(ht_context *ctx);
+    void *(*stream)(const ht_context *ctx); /* Optional: where its calls go, a cudaStream_t */
 
     /* device memory, 64-byte aligned */
     ht_status (*alloc)(ht_context *ctx, void **out, size_t bytes);

@@ -175,6 +175,8 @@ static ht_status wait_for(ht_context *ctx, const char *doing) {
     return HT_OK;
 }
 
+static void *cuda_stream(const ht_context *ctx) { return hti_cuda_of(ctx)->stream; }
+
 static ht_status cuda_synchronize(ht_context *ctx) {
     hti_cuda_scope scope(ctx);
     return wait_for(ctx, "waiting for its calls");
@@ -329,6 +331,7 @@ static hti_ops make_ops() {
     hti_ops o = {};
     o.name = "cuda";
     o.open = cuda_open, o.close = cuda_close, o.synchronize = cuda_synchronize;
+    o.stream = cuda_stream;
     o.alloc = cuda_alloc, o.release = cuda_release;
     o.copy_in = cuda_copy_in, o.copy_out = cuda_copy_out, o.copy = cuda_copy, o.fill = cuda_fill;
     o.attention_check = hti_cuda_attention_check, o.attention_need = hti_cuda_attention_need;

@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "core/bf16.h"
+
 #define CONFIG_KEY "htransformer" /* metadata: the configuration as JSON */
 #define NOTE_KEY "trainer"
 enum { STAGE = 4096, NAME = 96 };
@@ -15,15 +17,6 @@ static void full_name(char *out, const hti_part *part, const hti_param *t) {
 
 /* ---- saving ---- */
 
-/* Nearest, ties to even; what is not finite stays so. */
-static uint16_t to_bf16(double x) {
-    float f = (float)x;
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    if ((bits & 0x7FFFFFFF) > 0x7F800000) return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
 static ht_status write_bf16(hti_writer *w, const ht_model *m, const hti_part *part,
                             const hti_param *t) {
     double stage[STAGE / 8];
@@ -31,7 +24,7 @@ static ht_status write_bf16(hti_writer *w, const ht_model *m, const hti_part *pa
     for (int64_t at = 0; at < t->count; at += STAGE / 8) {
         int64_t n = t->count - at < STAGE / 8 ? t->count - at : STAGE / 8;
         TRY(hti_tensor_read(m->ctx, stage, part->arena, m->dtype, t->offset + at, n));
-        for (int64_t i = 0; i < n; i++) out[i] = to_bf16(stage[i]);
+        for (int64_t i = 0; i < n; i++) out[i] = hti_to_bf16((float)stage[i]);
         TRY(hti_writer_put(w, out, sizeof *out * (size_t)n));
     }
     return HT_OK;

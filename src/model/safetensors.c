@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include "core/bf16.h"
+
 #define HEADER_MOST ((uint64_t)100 << 20) /* as the reference implementation */
 
 /* ---- reading ---- */
@@ -144,8 +146,7 @@ static double element(const unsigned char *at, ht_dtype dtype) {
     if (dtype == HT_F64) return memcpy(&d, at, 8), d;
     if (dtype == HT_F32) return memcpy(&f, at, 4), (double)f;
     memcpy(&h, at, 2);
-    uint32_t bits = (uint32_t)h << 16;
-    if (dtype == HT_BF16) return memcpy(&f, &bits, 4), (double)f;
+    if (dtype == HT_BF16) return (double)hti_from_bf16(h);
     int exponent = h >> 10 & 31; /* half precision */
     double m = h & 1023, sign = h >> 15 ? -1 : 1;
     if (exponent == 31) return m ? (double)(0.0f / 0.0f) : sign * (double)(1e300 * 1e300);

@@ -9,6 +9,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/bf16.h"
+
 /* ---- create and destroy ---- */
 
 static ht_status allocate(ht_trainer *t) {
@@ -260,8 +262,7 @@ static ht_status read_logits(ht_trainer *t, float *out, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         uint16_t half;
         TRY(t->ctx->ops->copy_out(t->ctx, &half, (uint16_t *)n->logits + i, sizeof half));
-        uint32_t bits = (uint32_t)half << 16;
-        memcpy(&out[i], &bits, sizeof bits);
+        out[i] = hti_from_bf16(half);
     }
     return HT_OK;
 }
