@@ -69,6 +69,6 @@ if(HT_WITH_CUDA)
   set(kernel_libraries CUDA::cudart_static)
   message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, for ${CMAKE_CUDA_ARCHITECTURES}")
 else()
-  list(APPEND library_sources src/cuda/none.c) # says "this build has no CUDA"
+  list(APPEND library_sources src/cuda/none.c src/cuda/model/none.c) # says "this build has no CUDA"
   message(STATUS "CUDA: no compiler found or none wanted; building without the CUDA kernels")
 endif()

@@ -40,10 +40,15 @@ def room_of(path):
     return path.split("/")[0] if "/" in path else ""
 
 
+def of_models(name):
+    """Is this header, as an include names it, of the models' library?"""
+    return (name in ("htransformer_models.h", "model_op.h") or "model" in name.split("/")[:-1]
+            or room_of(name) in ROOMS[ROOMS.index("attention") + 1:])
+
+
 def of_attention(path):
     """Is this a file of the attention library, which knows nothing of models?"""
-    room = room_of("/".join(path.parts[1:]))
-    return path.parts[0] == "src" and room in ROOMS[:ROOMS.index("attention") + 1]
+    return path.parts[0] == "src" and not of_models("/".join(path.parts[1:]))
 
 
 def include_fault(root, path, name):
@@ -52,8 +57,10 @@ def include_fault(root, path, name):
     inside = "/".join(path.parts[1:])
     if name == "htransformer.h":
         return None
+    if of_attention(path) and of_models(name):
+        return "belongs to the models, this is the attention"
     if name == "htransformer_models.h":
-        return "belongs to the models, this is the attention" if of_attention(path) else None
+        return None
     if where == "src":
         own = room_of(inside)
         in_room = (root / path.parent / name).is_file() and not (root / "src" / name).is_file()

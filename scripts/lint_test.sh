@@ -8,9 +8,10 @@ failed=0
 
 fresh() {
     rm -rf "${tree:?}"/*
-    mkdir -p "$tree/include" "$tree/src/core" "$tree/src/cpu" "$tree/src/attention" "$tree/cli" \
-        "$tree/tests"
-    for header in include/htransformer.h src/op.h src/core/a.h src/cpu/k.h src/attention/p.h; do
+    mkdir -p "$tree/include" "$tree/src/core" "$tree/src/cpu/model" "$tree/src/attention" \
+        "$tree/cli" "$tree/tests"
+    for header in include/htransformer.h src/op.h src/model_op.h src/core/a.h src/cpu/k.h \
+        src/cpu/model/m.h src/attention/p.h; do
         echo '/* a header */' >"$tree/$header"
     done
     printf '%s\n' '/* a file */' '#include "core/a.h"' '#include "op.h"' '#include "p.h"' \
@@ -68,6 +69,10 @@ caught "the command line includes src" "no public header" cli/main.c '#include "
 caught "a way around by <>" "no public header" cli/main.c '#include <core/a.h>'
 caught "the attention sees models" "belongs to the models" src/attention/p.c \
     '#include "htransformer_models.h"'
+caught "the attention sees the models' table" "belongs to the models" src/attention/p.c \
+    '#include "model_op.h"'
+caught "the attention's kernels see the models'" "belongs to the models" src/cpu/k.h \
+    '#include "cpu/model/m.h"'
 caught "a test includes a kernel" "test see cpu" tests/test_a.c '#include "cpu/k.h"'
 caught "a CUDA header outside" "CUDA headers" src/core/a.h '#include <cuda_runtime.h>'
 caught "a printf in the library" "printf" src/core/a.h 'int g(void) { return printf("x"); }'

@@ -128,6 +128,7 @@ ht_status ht_context_create(ht_context **out, const ht_context_desc *desc) {
 
 void ht_context_destroy(ht_context *ctx) {
     if (!ctx) return;
+    if (ctx->guest.close) ctx->guest.close(ctx);
     if (ctx->scratch) ctx->ops->release(ctx, ctx->scratch);
     ctx->ops->close(ctx);
     ht_context copy = *ctx;

@@ -8,6 +8,14 @@
 
 struct hti_ops; /* op.h */
 
+/* What a library on top of this one keeps with a context. Nobody here looks into it. */
+typedef struct hti_guest {
+    const void *ops; /* its kernels for the context's device */
+    void *state;
+    void (*close)(ht_context *ctx); /* takes the state away while the device is still open; or NULL
+                                     */
+} hti_guest;
+
 struct ht_context {
     const struct hti_ops *ops;
     char device[32]; /* the name taken, "cpu:avx512" */
@@ -16,6 +24,7 @@ struct ht_context {
     ht_allocator allocator;
     void *scratch; /* device memory, grown by hti_scratch (op.h) */
     size_t scratch_bytes;
+    hti_guest guest;
     char error[512];
 };
 

@@ -33,6 +33,12 @@ ht_status hti_cpu_attention_check(ht_context *ctx, const ht_attention_desc *desc
 /* The number of the calling thread inside a parallel region. */
 int hti_cpu_thread(void);
 
+/* Threads for a loop over `work` numbers: a short one is done before a second thread has woken up.
+ */
+static inline int hti_cpu_team(const ht_context *ctx, int64_t work) {
+    return work < 1 << 16 ? 1 : ctx->threads;
+}
+
 /* The reference kernels of one precision (ref/f32.c, ref/f64.c). */
 typedef struct hti_ref_kernels {
     void (*need)(const ht_context *ctx, const ht_attention_desc *desc, ht_attention_need *need);

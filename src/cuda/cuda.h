@@ -28,7 +28,7 @@ extern "C" {
 
 #define HTI_CUDA_LEVELS 32 /* rows fit in 31 bits, so a sequence has fewer levels than this */
 
-/* ---- the back end's state, errors, launches (device.cu) ------------------------------------ */
+/* ---- the back end's state (device.cu), errors, launches (launch.cu) -------------------------- */
 
 #define HTI_TOLD 64
 
@@ -44,10 +44,11 @@ typedef struct hti_cuda_backend {
     int warpgroups; /* and for 9.0a: those on products of warpgroups (wide.h) have something in them
                      */
     int shared_bytes;           /* shared memory that one block may ask for */
-    const void *told[HTI_TOLD]; /* kernels that may ask for more than 48 KiB; see device.cu */
+    const void *told[HTI_TOLD]; /* kernels that may ask for more than 48 KiB; see launch.cu */
     cudaStream_t stream;
     char name[96];
-    struct hti_cuda_model *model; /* model.h; NULL until the first model is made */
+    char *post;    /* host memory that the device can read, see post_open; or NULL */
+    size_t posted; /* bytes in use until the stream is next waited for */
 } hti_cuda_backend;
 
 static inline hti_cuda_backend *hti_cuda_of(const ht_context *ctx) {

@@ -1,29 +1,14 @@
 /*
- * CUDA devices: the list of them, contexts, memory, checked launches, and the table of kernels.
+ * CUDA devices: the list of them, contexts, memory, and the attention's table.
  */
 #include "cuda/cuda.h"
-#include "cuda/model/model.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- errors ---- */
-
-ht_status hti_cuda_fail(const ht_context *ctx, cudaError_t error, const char *doing) {
-    cudaGetLastError(); /* the error must not show up again in a later, innocent call */
-    if (error == cudaErrorMemoryAllocation) {
-        size_t available = 0, total = 0;
-        cudaMemGetInfo(&available, &total);
-        cudaGetLastError();
-        return hti_fail(ctx, HT_NOMEM,
-                        "out of device memory on %s while %s: %zu of %zu bytes are free",
-                        ctx->device, doing, available, total);
-    }
-    return hti_fail(ctx, HT_DEVICE, "%s failed while %s: %s (%s)", ctx->device, doing,
-                    cudaGetErrorString(error), cudaGetErrorName(error));
-}
+/* ---- counting devices ---- */
 
 /* Why there is no CUDA device, in a line; count is what cudaGetDeviceCount gave. */
 static void explain_absence(char *line, size_t room, cudaError_t error, int count) {
@@ -43,8 +28,6 @@ static void explain_absence(char *line, size_t room, cudaError_t error, int coun
         snprintf(line, room, "CUDA cannot start here: %s", cudaGetErrorString(error));
     }
 }
-
-/* ---- counting devices ---- */
 
 enum {
     MOST_DEVICES = 64,
@@ -81,16 +64,6 @@ static cudaError_t count_devices(int *count) {
 }
 
 /* ---- contexts ---- */
-
-hti_cuda_scope::hti_cuda_scope(const ht_context *ctx) : before(0), changed(0) {
-    int wanted = hti_cuda_of(ctx)->device;
-    if (cudaGetDevice(&before) == cudaSuccess && before != wanted)
-        changed = cudaSetDevice(wanted) == cudaSuccess;
-}
-
-hti_cuda_scope::~hti_cuda_scope() {
-    if (changed) cudaSetDevice(before);
-}
 
 /* The number in "cuda:N". */
 static ht_status parse_device(int *out, ht_context *ctx) {
@@ -157,7 +130,7 @@ static void cuda_close(ht_context *ctx) {
     {
         hti_cuda_scope scope(ctx);
         cudaStreamSynchronize(cuda->stream);
-        hti_cuda_model_close(ctx);
+        if (cuda->post) cudaFreeHost(cuda->post);
         if (cuda->own_stream) {
             cudaStreamDestroy(cuda->stream);
         }
@@ -171,7 +144,7 @@ static void cuda_close(ht_context *ctx) {
 static ht_status wait_for(ht_context *ctx, const char *doing) {
     hti_cuda_backend *cuda = hti_cuda_of(ctx);
     CUDA_TRY(ctx, cudaStreamSynchronize(cuda->stream), doing);
-    if (cuda->model) cuda->model->posted = 0;
+    cuda->posted = 0;
     return HT_OK;
 }
 
@@ -205,20 +178,29 @@ static void cuda_release(ht_context *ctx, void *block) {
     if (cudaFree(block) != cudaSuccess) cudaGetLastError();
 }
 
+static const size_t POST_BYTES = 4 << 20;
 static const size_t POST_PIECE = 512 << 10; /* of a copy; a multiple of 256 */
 
-static int has_room(const ht_context *ctx, size_t bytes) {
-    const hti_cuda_model *m = hti_model_of(ctx);
-    return m && bytes <= HTI_POST_BYTES && (bytes + 255) / 256 * 256 <= HTI_POST_BYTES - m->posted;
+static ht_status cuda_post_open(ht_context *ctx) {
+    hti_cuda_scope scope(ctx);
+    hti_cuda_backend *cuda = hti_cuda_of(ctx);
+    if (cuda->post) return HT_OK;
+    CUDA_TRY(ctx, cudaHostAlloc((void **)&cuda->post, POST_BYTES, cudaHostAllocDefault),
+             "taking host memory");
+    return HT_OK;
+}
+
+static int has_room(const hti_cuda_backend *cuda, size_t bytes) {
+    return cuda->post && bytes <= POST_BYTES &&
+           (bytes + 255) / 256 * 256 <= POST_BYTES - cuda->posted;
 }
 
 /* A place of the post with these bytes in it, from which the device reads them without the host's
  * help; there must be room. */
-static const void *post(ht_context *ctx, const void *src, size_t bytes) {
-    hti_cuda_model *m = hti_model_of(ctx);
-    char *at = m->post + m->posted;
+static const void *post(hti_cuda_backend *cuda, const void *src, size_t bytes) {
+    char *at = cuda->post + cuda->posted;
     memcpy(at, src, bytes);
-    m->posted += (bytes + 255) / 256 * 256;
+    cuda->posted += (bytes + 255) / 256 * 256;
     return at;
 }
 
@@ -226,12 +208,13 @@ static const void *post(ht_context *ctx, const void *src, size_t bytes) {
  * later, so that we have to wait. */
 static ht_status cuda_copy_in(ht_context *ctx, void *dst, const void *src, size_t bytes) {
     hti_cuda_scope scope(ctx);
-    cudaStream_t stream = hti_cuda_of(ctx)->stream;
+    hti_cuda_backend *cuda = hti_cuda_of(ctx);
+    cudaStream_t stream = cuda->stream;
     cudaPointerAttributes about = {};
-    if (has_room(ctx, bytes)) {
+    if (has_room(cuda, bytes)) {
         for (size_t at = 0; at < bytes; at += POST_PIECE) { /* one travels while the next is read */
             size_t part = bytes - at < POST_PIECE ? bytes - at : POST_PIECE;
-            const void *posted = post(ctx, (const char *)src + at, part);
+            const void *posted = post(cuda, (const char *)src + at, part);
             CUDA_TRY(
                 ctx,
                 cudaMemcpyAsync((char *)dst + at, posted, part, cudaMemcpyHostToDevice, stream),
@@ -267,38 +250,7 @@ static ht_status cuda_fill(ht_context *ctx, void *dst, int byte, size_t bytes) {
     return HT_OK;
 }
 
-/* ---- launches ---- */
-
-/* Beyond 48 KiB a kernel must be told once per device: that it may take all there is, so that no
- * context ever takes back what another one allowed. A table by address; who shares a place with
- * another kernel is told again. */
-ht_status hti_cuda_allow_shared(const ht_context *ctx, const void *kernel, const char *name,
-                                size_t shared) {
-    if (shared <= 48 * 1024) return HT_OK;
-    hti_cuda_backend *cuda = hti_cuda_of(ctx);
-    const void **told = &cuda->told[((uintptr_t)kernel >> 4) % HTI_TOLD];
-    if (*told == kernel) return HT_OK;
-    cudaFuncAttributes about;
-    CUDA_TRY(ctx, cudaFuncGetAttributes(&about, kernel), name);
-    int most = cuda->shared_bytes - (int)about.sharedSizeBytes;
-    CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
-             name);
-    *told = kernel;
-    return HT_OK;
-}
-
-ht_status hti_cuda_launch_raw(const ht_context *ctx, const void *kernel, const char *name,
-                              dim3 grid, int threads, size_t shared, void *args) {
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return HT_OK;
-    TRY(hti_cuda_allow_shared(ctx, kernel, name, shared));
-    void *list[] = {args};
-    CUDA_TRY(ctx,
-             cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), list, shared,
-                              hti_cuda_of(ctx)->stream),
-             name);
-    CUDA_TRY(ctx, cudaGetLastError(), name);
-    return HT_OK;
-}
+/* ---- integers ---- */
 
 static const int UPLOAD = 960; /* integers in one launch: arguments may take 4 KiB */
 
@@ -334,6 +286,7 @@ static hti_ops make_ops() {
     o.stream = cuda_stream;
     o.alloc = cuda_alloc, o.release = cuda_release;
     o.copy_in = cuda_copy_in, o.copy_out = cuda_copy_out, o.copy = cuda_copy, o.fill = cuda_fill;
+    o.post_open = cuda_post_open;
     o.attention_check = hti_cuda_attention_check, o.attention_need = hti_cuda_attention_need;
     o.attention_need_aligned = hti_cuda_attention_need_aligned;
     o.attention_kernels = hti_cuda_attention_kernels;
@@ -341,7 +294,6 @@ static hti_ops make_ops() {
     o.attention_forward = hti_cuda_attention_forward;
     o.attention_backward = hti_cuda_attention_backward;
     o.cache_scratch = hti_cuda_cache_scratch, o.cache_extend = hti_cuda_cache_extend;
-    hti_cuda_model_entries(&o);
     return o;
 }
 

@@ -44,7 +44,7 @@ void hti_work_layout(hti_work *w, hti_arena *a, const hti_layers *s, int64_t row
     /* never needed together: forward's branch, what goes back through a norm, through the heads */
     w->dh = w->dheads = w->branch = hti_take(a, rows * either, e);
     w->dwide = hti_take(a, rows * widest, e);
-    w->norm = hti_take(a, (int64_t)s->ctx->ops->norm_scratch(s->ctx, &norm), 1);
+    w->norm = hti_take(a, (int64_t)hti_models(s->ctx)->norm_scratch(s->ctx, &norm), 1);
 }
 
 /* ---- pieces that forward and backward describe alike ---- */
@@ -104,7 +104,7 @@ static ht_status rotate(const hti_layers *s, const hti_rows *r, void *qkv, doubl
                          .turn = s->turn,
                          .sign = sign,
                          .x = qkv};
-    return s->ctx->ops->rotary(s->ctx, &a);
+    return hti_models(s->ctx)->rotary(s->ctx, &a);
 }
 
 static const ht_attention *plan_of(const hti_layers *s, const hti_rows *r) {
@@ -152,7 +152,8 @@ static ht_status first_rows(const hti_layers *s, const hti_rows *r, void *first,
                        .out = first,
                        .dout = first,
                        .dx = all};
-    return back ? s->ctx->ops->pool_backward(s->ctx, &a) : s->ctx->ops->pool_forward(s->ctx, &a);
+    return back ? hti_models(s->ctx)->pool_backward(s->ctx, &a)
+                : hti_models(s->ctx)->pool_forward(s->ctx, &a);
 }
 
 /* ---- forward ---- */
@@ -162,7 +163,7 @@ static ht_status attention_forward(const hti_layers *s, int64_t index, const hti
     const ht_config *c = s->c;
     hti_linear_call qkv = linear(s, r->rows, c->width, qkv_width(c), k->h1, w->qkv, w->qkv_bias);
     qkv.y = k->qkv;
-    TRY(s->ctx->ops->linear_forward(s->ctx, &qkv));
+    TRY(hti_models(s->ctx)->linear_forward(s->ctx, &qkv));
     TRY(rotate(s, r, k->qkv, 1));
     ht_attention_args args = attention_args(s, index, w, r, k, work);
     if (s->caches) return ht_cache_extend(s->caches[index], r->slots, &args);
@@ -175,7 +176,7 @@ static ht_status attention_forward(const hti_layers *s, int64_t index, const hti
 }
 
 int hti_layers_add(const hti_layers *s, const hti_rows *r) {
-    return s->ctx->ops->linear_adds && !(r->train && s->c->dropout > 0);
+    return hti_models(s->ctx)->linear_adds && !(r->train && s->c->dropout > 0);
 }
 
 static ht_status mlp_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
@@ -190,8 +191,8 @@ static ht_status mlp_forward(const hti_layers *s, int64_t index, const hti_layer
     up.y = k->act;
     down.y = next ? next : work->branch;
     down.add = next ? k->x1 : NULL;
-    TRY(s->ctx->ops->linear_forward(s->ctx, &up));
-    return s->ctx->ops->linear_forward(s->ctx, &down);
+    TRY(hti_models(s->ctx)->linear_forward(s->ctx, &up));
+    return hti_models(s->ctx)->linear_forward(s->ctx, &down);
 }
 
 static ht_status tail_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
@@ -217,8 +218,8 @@ static ht_status tail_forward(const hti_layers *s, int64_t index, const hti_laye
         merge.y = k->x1, merge.add = k->x;
         norm2.x = k->x1, norm2.y = NULL;
     }
-    TRY(s->ctx->ops->linear_forward(s->ctx, &merge));
-    TRY(s->ctx->ops->norm_forward(s->ctx, &norm2));
+    TRY(hti_models(s->ctx)->linear_forward(s->ctx, &merge));
+    TRY(hti_models(s->ctx)->norm_forward(s->ctx, &norm2));
     return mlp_forward(s, index, w, &t->rows, k, &t->work, next);
 }
 
@@ -239,7 +240,7 @@ ht_status hti_layer_forward(const hti_layers *s, int64_t index, const hti_layer_
                            .shift = w->norm1_shift,
                            .drop = hti_site(r, c->dropout, index - 1, HTI_SITE_BRANCH)};
     tail t = tail_of(r, k, work);
-    TRY(s->ctx->ops->norm_forward(s->ctx, &norm1));
+    TRY(hti_models(s->ctx)->norm_forward(s->ctx, &norm1));
     TRY(attention_forward(s, index, w, r, k, work));
     return tail_forward(s, index, w, &t, next);
 }
@@ -263,8 +264,8 @@ static ht_status mlp_backward(const hti_layers *s, int64_t index, const hti_laye
     up.dy = work->dwide;
     up.dx = work->dh;
     up.dw = g->up;
-    TRY(s->ctx->ops->linear_backward(s->ctx, &down));
-    return s->ctx->ops->linear_backward(s->ctx, &up);
+    TRY(hti_models(s->ctx)->linear_backward(s->ctx, &down));
+    return hti_models(s->ctx)->linear_backward(s->ctx, &up);
 }
 
 /* Gradients of q, k, v lie in dwide as q, k, v lie in qkv. */
@@ -300,7 +301,7 @@ static ht_status attention_backward(const hti_layers *s, int64_t index, const ht
     if (how.first) args.out.data = k->first_heads, grads.dout.data = work->first_dheads;
     TRY(hti_attention_backward(plan_of(s, r), &args, &grads, how));
     TRY(rotate(s, r, work->dwide, -1));
-    return s->ctx->ops->linear_backward(s->ctx, &qkv);
+    return hti_models(s->ctx)->linear_backward(s->ctx, &qkv);
 }
 
 /* The norm that had s as its input: ds takes in what comes through it, dy is what the branch before
@@ -337,8 +338,8 @@ static ht_status tail_backward(const hti_layers *s, int64_t index, const hti_lay
     merge.dx = t->work.dheads;
     merge.dw = g->merge;
     TRY(mlp_backward(s, index, w, g, &t->rows, &t->kept, &t->work));
-    TRY(s->ctx->ops->norm_backward(s->ctx, &norm2));
-    return s->ctx->ops->linear_backward(s->ctx, &merge);
+    TRY(hti_models(s->ctx)->norm_backward(s->ctx, &norm2));
+    return hti_models(s->ctx)->linear_backward(s->ctx, &merge);
 }
 
 ht_status hti_layer_backward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
@@ -356,5 +357,5 @@ ht_status hti_layer_backward(const hti_layers *s, int64_t index, const hti_layer
         norm1.dy = NULL;
     TRY(tail_backward(s, index, w, g, &t));
     TRY(attention_backward(s, index, w, g, r, k, work));
-    return s->ctx->ops->norm_backward(s->ctx, &norm1);
+    return hti_models(s->ctx)->norm_backward(s->ctx, &norm1);
 }

@@ -2,16 +2,16 @@
  * One pre-norm Transformer block: x1 = x + drop(attention(norm(x))), x2 = x1 + drop(mlp(norm(x1))),
  * and what it keeps for backward.
  *
- * The sum that ends a block is made by the norm that begins the next one (op.h: norm adds its y
- * first), so a block hands on x1 and, apart from it, the branch y = mlp(...) that still has to be
- * added.
+ * The sum that ends a block is made by the norm that begins the next one (model_op.h: norm adds
+ * its y first), so a block hands on x1 and, apart from it, the branch y = mlp(...) that still has
+ * to be added.
  */
 #ifndef HTI_LAYER_H
 #define HTI_LAYER_H
 
 #include "core/arena.h"
 #include "htransformer_models.h"
-#include "op.h"
+#include "model_op.h"
 
 /* A layer's parameters: X(field, name, rows, columns, init, matrix, when); rows 0 makes a vector.
  * `c` is the resolved configuration (model/params.h makes memory and first values from it). */

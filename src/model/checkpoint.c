@@ -215,9 +215,7 @@ ht_status ht_model_take(ht_model *m, const char *path, int64_t *taken) {
 /* The file has wide weights: where a device has no bf16, a model that was trained in it is float.
  */
 static void use_wider(ht_config *config, ht_context *ctx) {
-    const hti_ops *ops = ctx->ops;
-    if (config->dtype == HT_BF16 && ops->model_check && ops->model_check(ctx, HT_BF16) != HT_OK)
-        config->dtype = HT_F32;
+    if (config->dtype == HT_BF16 && hti_models_open(ctx, HT_BF16) != HT_OK) config->dtype = HT_F32;
 }
 
 /* Sizes first: a model is made only if the file has all of it. */

@@ -80,8 +80,8 @@ static ht_status fill_fixed(ht_generator *g, int64_t at, int64_t first, int64_t 
 
 static ht_status round_fixed(ht_generator *g, int64_t rows) {
     if (!g->fixed_wide) return HT_OK;
-    return g->ctx->ops->round(g->ctx, g->model->dtype, g->fixed, g->fixed_wide,
-                              rows * g->model->config.width);
+    return hti_models(g->ctx)->round(g->ctx, g->model->dtype, g->fixed, g->fixed_wide,
+                                     rows * g->model->config.width);
 }
 
 static ht_status fill_turn(ht_generator *g, int64_t at, int64_t first, int64_t count) {
@@ -201,7 +201,7 @@ static ht_status embed(ht_generator *g, int64_t rows) {
                         .learned = hti_weight(m, at->learned),
                         .fixed = g->fixed,
                         .out = g->embedded};
-    return g->ctx->ops->embed_forward(g->ctx, &e);
+    return hti_models(g->ctx)->embed_forward(g->ctx, &e);
 }
 
 static ht_status final_norm(ht_generator *g, int64_t rows) {
@@ -217,7 +217,7 @@ static ht_status final_norm(ht_generator *g, int64_t rows) {
                        .stats = g->stats,
                        .scale = hti_weight(m, m->params.model.norm_scale),
                        .shift = hti_weight(m, m->params.model.norm_shift)};
-    return g->ctx->ops->norm_forward(g->ctx, &a);
+    return hti_models(g->ctx)->norm_forward(g->ctx, &a);
 }
 
 static ht_status through_layers(ht_generator *g, int64_t rows) {
@@ -258,7 +258,7 @@ static ht_status logits_of(ht_generator *g, const void *x, int64_t n) {
                         .transpose_b = 1,
                         .c = g->logits,
                         .ldc = c->vocab};
-    TRY(g->ctx->ops->gemm(g->ctx, &product));
+    TRY(hti_models(g->ctx)->gemm(g->ctx, &product));
     return g->ctx->ops->copy_out(g->ctx, g->logits_raw, g->logits,
                                  (size_t)(n * c->vocab) * hti_wide_bytes(m->dtype));
 }
@@ -278,7 +278,7 @@ static ht_status pick(ht_generator *g, int64_t rows, int64_t count, const void *
                        .x = g->normed,
                        .out = g->picked};
     *out = g->picked;
-    return g->ctx->ops->pool_forward(g->ctx, &p);
+    return hti_models(g->ctx)->pool_forward(g->ctx, &p);
 }
 
 /* ---- feeding ---- */

@@ -37,7 +37,7 @@ ht_status hti_tensor_write(ht_context *ctx, void *arena, const double *in, ht_dt
 
 ht_status hti_model_round(ht_model *m) {
     if (m->w == m->p) return HT_OK;
-    return m->ctx->ops->round(m->ctx, m->dtype, m->w, m->p, m->params.total);
+    return hti_models(m->ctx)->round(m->ctx, m->dtype, m->w, m->p, m->params.total);
 }
 
 static ht_status fill_first(ht_model *m) {
@@ -80,9 +80,7 @@ ht_status hti_model_make(ht_model **out, ht_context *ctx, const ht_config *confi
           "ht_config.size is too small; start from HT_CONFIG_INIT");
     ht_config c = *config;
     TRY(hti_config_resolve(ctx, &c));
-    CHECK(ctx, ctx->ops->model_check, HT_UNSUPPORTED, "device \"%s\" has no kernels for models yet",
-          ctx->device);
-    TRY(ctx->ops->model_check(ctx, (ht_dtype)c.dtype));
+    TRY(hti_models_open(ctx, (ht_dtype)c.dtype));
     ht_model *m = hti_host_alloc(ctx, sizeof *m);
     CHECK(ctx, m, HT_NOMEM, "out of memory: %zu bytes for a model", sizeof *m);
     *m = (ht_model){.ctx = ctx, .config = c, .dtype = (ht_dtype)c.dtype};

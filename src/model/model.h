@@ -5,7 +5,7 @@
 #define HTI_MODEL_H
 
 #include "model/params.h"
-#include "op.h"
+#include "model_op.h"
 
 struct ht_model {
     ht_context *ctx;

@@ -126,7 +126,7 @@ static hti_norm_call final_norm(const hti_net *n) {
 ht_status hti_net_layers(hti_net *n, int train, int64_t count) {
     n->rows.train = train;
     hti_embed_call embed = embed_call(n);
-    TRY(n->ctx->ops->embed_forward(n->ctx, &embed));
+    TRY(hti_models(n->ctx)->embed_forward(n->ctx, &embed));
     int adds = hti_layers_add(&n->layers, &n->rows);
     for (int64_t l = 0; l < count; l++) {
         void *next = l + 1 < n->c->layers ? n->kept[l + 1].x : n->last;
@@ -138,7 +138,7 @@ ht_status hti_net_layers(hti_net *n, int train, int64_t count) {
 }
 
 ht_status hti_net_forward(hti_net *n, int train) {
-    const hti_ops *ops = n->ctx->ops;
+    const hti_model_ops *ops = hti_models(n->ctx);
     TRY(hti_net_layers(n, train, n->c->layers));
     hti_norm_call norm = final_norm(n);
     if (hti_layers_add(&n->layers, &n->rows)) norm.x = n->last, norm.y = NULL;
@@ -166,7 +166,7 @@ ht_status hti_net_logits(hti_net *n) {
                          .w = hti_weight(m, output_at(m)),
                          .bias = hti_weight(m, m->params.model.output_bias),
                          .y = n->logits};
-    return n->ctx->ops->linear_forward(n->ctx, &a);
+    return hti_models(n->ctx)->linear_forward(n->ctx, &a);
 }
 
 static hti_loss_call loss_call(const hti_net *n, const void *grads) {
@@ -192,13 +192,13 @@ static hti_loss_call loss_call(const hti_net *n, const void *grads) {
 
 ht_status hti_net_loss(hti_net *n) {
     hti_loss_call loss = loss_call(n, NULL);
-    return n->ctx->ops->loss(n->ctx, &loss);
+    return hti_models(n->ctx)->loss(n->ctx, &loss);
 }
 
 /* ---- backward ---- */
 
 static ht_status head_backward(hti_net *n, void *grads) {
-    const hti_ops *ops = n->ctx->ops;
+    const hti_model_ops *ops = hti_models(n->ctx);
     hti_loss_call loss = loss_call(n, grads);
     TRY(ops->loss(n->ctx, &loss));
     if (hti_config_by_token(n->c)) return HT_OK;
@@ -226,7 +226,7 @@ static ht_status final_norm_backward(hti_net *n, void *grads) {
     norm.dshift = hti_wide(grads, m->dtype, m->params.model.norm_shift);
     norm.dbias = n->grads[n->c->layers - 1].down_bias;
     norm.scratch = n->work.norm;
-    return n->ctx->ops->norm_backward(n->ctx, &norm);
+    return hti_models(n->ctx)->norm_backward(n->ctx, &norm);
 }
 
 /* With recomputation only a layer's input was kept: run its forward again before its backward. */
@@ -251,5 +251,5 @@ ht_status hti_net_backward(hti_net *n, void *grads) {
     embed.dtable = hti_wide(grads, m->dtype, at->embed);
     embed.dcls = hti_wide(grads, m->dtype, at->cls);
     embed.dlearned = hti_wide(grads, m->dtype, at->learned);
-    return n->ctx->ops->embed_backward(n->ctx, &embed);
+    return hti_models(n->ctx)->embed_backward(n->ctx, &embed);
 }

@@ -57,11 +57,11 @@ static void work_layout(hti_net *n, hti_arena *a) {
                           .width = HTI_LAST,
                           .classes = HTI_LOGITS};
     hti_work_layout(&n->work, a, &n->layers, n->max_rows, n->backward);
-    n->loss_scratch = hti_take(a, (int64_t)n->ctx->ops->loss_scratch(n->ctx, &loss), 1);
+    n->loss_scratch = hti_take(a, (int64_t)hti_models(n->ctx)->loss_scratch(n->ctx, &loss), 1);
     if (!n->backward) return;
     hti_embed_call embed = {
         .dtype = n->model->dtype, .rows = most_tokens(n), .width = HTI_COLUMNS, .vocab = c->vocab};
-    n->embed_scratch = hti_take(a, (int64_t)n->ctx->ops->embed_scratch(n->ctx, &embed), 1);
+    n->embed_scratch = hti_take(a, (int64_t)hti_models(n->ctx)->embed_scratch(n->ctx, &embed), 1);
     n->dnormed = n->work.dh; /* used up by the final norm before any layer needs it */
     if (!n->first) n->normed = n->work.dwide; /* and so is this by the head */
     if (by_token) return;
@@ -170,7 +170,7 @@ static ht_status fill_constants(hti_net *n) {
         }
     }
     if (narrow && status == HT_OK)
-        status = n->ctx->ops->round(n->ctx, dtype, n->fixed_positions, wide, count);
+        status = hti_models(n->ctx)->round(n->ctx, dtype, n->fixed_positions, wide, count);
     if (narrow && status == HT_OK) status = n->ctx->ops->synchronize(n->ctx);
     if (wide) n->ctx->ops->release(n->ctx, wide);
     hti_host_free(n->ctx, row);
@@ -271,7 +271,7 @@ ht_status hti_net_create(hti_net *n, ht_model *model, const ht_config *config, v
     *n = (hti_net){.model = model, .ctx = model->ctx, .backward = grads != NULL};
     merge(&n->config, &model->config, config);
     n->c = &n->config;
-    n->fixes = n->c->pad || (n->ctx->ops->fixed_shapes && !hti_config_splits(n->c));
+    n->fixes = n->c->pad || (hti_models(n->ctx)->fixed_shapes && !hti_config_splits(n->c));
     n->first = !hti_config_by_token(n->c) && n->c->pool <= HT_POOL_FIRST;
     n->items = n->c->batch;
     n->max_length = hti_config_rows(n->c);

@@ -42,7 +42,7 @@ static ht_status measure(double *out, ht_context *ctx, ht_dtype dtype, void *blo
     double begin = now();
     for (int round = 0; round <= ROUNDS || now() - begin < SECONDS; round++) {
         double start = now();
-        TRY(ctx->ops->gemm(ctx, &g));
+        TRY(hti_models(ctx)->gemm(ctx, &g));
         double rate = 2.0 * (double)(n * n * n) / (now() - start);
         if (round > 0 && rate > *out) *out = rate;
     }
@@ -53,10 +53,9 @@ ht_status ht_context_peak(ht_context *ctx, ht_dtype dtype, double *out) {
     void *block = NULL;
     CHECK(ctx, out, HT_INVALID, "ht_context_peak: out is NULL");
     *out = 0;
-    if (!ctx->ops->model_check) return HT_OK;
-    TRY(ctx->ops->model_check(ctx, dtype));
-    if (ctx->ops->peak) {
-        *out = ctx->ops->peak(ctx, dtype);
+    TRY(hti_models_open(ctx, dtype));
+    if (hti_models(ctx)->peak) {
+        *out = hti_models(ctx)->peak(ctx, dtype);
         return HT_OK;
     }
     TRY(ctx->ops->alloc(ctx, &block, 3 * (size_t)(SIZE * SIZE) * hti_bytes(dtype)));

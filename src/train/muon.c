@@ -54,7 +54,7 @@ static hti_muon_call call_of(const ht_trainer *t, const matrix *shape) {
 /* Goes over all calls. bytes NULL: makes them; else finds the most scratch that one needs. */
 static ht_status over_calls(const ht_trainer *t, size_t *bytes) {
     const ht_config *c = &t->model->config;
-    const hti_ops *ops = t->ctx->ops;
+    const hti_model_ops *ops = hti_models(t->ctx);
     matrix kinds[PER_LAYER], here[PER_LAYER];
     matrices_of(kinds, c, &t->model->params.layers[0]);
     for (int k = 0; k < PER_LAYER; k++) {

@@ -56,7 +56,7 @@ void ht_trainer_destroy(ht_trainer *t) {
     if (!t) return;
     void *blocks[] = {t->grads, t->m, t->v, t->muon};
     for (int i = 0; i < HTI_PARTS; i++)
-        if (t->graph[i]) t->ctx->ops->graph_release(t->ctx, t->graph[i]);
+        if (t->graph[i]) hti_models(t->ctx)->graph_release(t->ctx, t->graph[i]);
     hti_net_destroy(&t->net);
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         if (blocks[i]) t->ctx->ops->release(t->ctx, blocks[i]);
@@ -119,7 +119,7 @@ static ht_status run_micro(ht_trainer *t) {
 
 static ht_status run_update(ht_trainer *t) {
     const hti_params *p = &t->model->params;
-    const hti_ops *ops = t->ctx->ops;
+    const hti_model_ops *ops = hti_models(t->ctx);
     const ht_config *c = &t->config;
     ht_dtype dtype = t->model->dtype;
     TRY(ops->square(t->ctx, dtype, t->net.step, t->grads, p->total));
@@ -148,7 +148,7 @@ static ht_status run_update(ht_trainer *t) {
 
 /* Runs a part of the step: directly, or recorded once and then replayed where the device can. */
 static ht_status run(ht_trainer *t, int which, ht_status (*part)(ht_trainer *)) {
-    const hti_ops *ops = t->ctx->ops;
+    const hti_model_ops *ops = hti_models(t->ctx);
     void **graph = &t->graph[which];
     int same = which == HTI_UPDATE || t->net.fixed;
     if (!ops->capture_begin || !same || !t->warm[which]) {
@@ -223,8 +223,8 @@ ht_status ht_trainer_gradient(ht_trainer *t, const ht_batch *batch, ht_report *o
     CHECK(t->ctx, t->net.batch_targets > 0, HT_INVALID, "the batch has no targets to learn from");
     TRY(send(t, 1 / (double)t->net.batch_targets, 0));
     TRY(run_micro(t));
-    TRY(t->ctx->ops->square(t->ctx, t->model->dtype, t->net.step, t->grads,
-                            t->model->params.total));
+    TRY(hti_models(t->ctx)->square(t->ctx, t->model->dtype, t->net.step, t->grads,
+                                   t->model->params.total));
     return receive(t, out, t->net.batch_tokens);
 }
 
@@ -326,7 +326,7 @@ static ht_status logits_rows(ht_trainer *t, double *out, void *room, int64_t fro
         .transpose_b = 1,
         .c = room,
         .ldc = c->vocab};
-    TRY(t->ctx->ops->gemm(t->ctx, &product));
+    TRY(hti_models(t->ctx)->gemm(t->ctx, &product));
     return hti_tensor_read(t->ctx, out, room, m->dtype, 0, n * c->vocab);
 }
 

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "op.h"
+#include "model_op.h"
 
 static ht_context *ref;
 
@@ -186,7 +186,7 @@ static void on_devices(void (*each)(ht_context *), int all) {
             continue;
         desc.device = info.name;
         assert_int_equal(ht_context_create(&ctx, &desc), HT_OK);
-        if (ctx->ops->model_check && ctx->ops->model_check(ctx, HT_F32) == HT_OK) each(ctx);
+        if (hti_models_open(ctx, HT_F32) == HT_OK) each(ctx);
         ht_context_destroy(ctx);
     }
 }

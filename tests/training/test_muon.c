@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "op.h"
+#include "model_op.h"
 
 /* ---- the formula ---- */
 
@@ -106,8 +106,8 @@ static void run(ht_context *ctx, arena *a, ht_dtype dtype, const hti_step *step)
     c.step = device, c.g = g;
     c.p = training_put(ctx, a->p, a->total, dtype), c.m = training_put(ctx, a->m, a->total, dtype);
     if (dtype == HT_BF16) OK(ctx, ht_memory_alloc(ctx, &c.w, 2 * (size_t)a->total));
-    OK(ctx, ht_memory_alloc(ctx, &c.scratch, ctx->ops->muon_scratch(ctx, &c)));
-    OK(ctx, ctx->ops->muon(ctx, &c));
+    OK(ctx, ht_memory_alloc(ctx, &c.scratch, hti_models(ctx)->muon_scratch(ctx, &c)));
+    OK(ctx, hti_models(ctx)->muon(ctx, &c));
     free(a->p), free(a->m);
     a->p = training_get(ctx, c.p, a->total, dtype), a->m = training_get(ctx, c.m, a->total, dtype);
     void *rest[] = {device, g, c.w, c.scratch};
@@ -141,7 +141,7 @@ static void formula(void **state) {
     OK(NULL, ht_context_create(&ctx, &desc));
     static const ht_dtype dtypes[] = {HT_F64, HT_F32, HT_BF16};
     for (int d = 0; d < 3; d++) {
-        if (ctx->ops->model_check(ctx, dtypes[d]) != HT_OK) continue;
+        if (hti_models_open(ctx, dtypes[d]) != HT_OK) continue;
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             arena want = make_arena(shapes[i][0], shapes[i][1]);
             arena got = make_arena(shapes[i][0], shapes[i][1]);
@@ -162,6 +162,7 @@ static void by_hand(void **state) {
     (void)state;
     desc.device = "cpu:ref";
     OK(NULL, ht_context_create(&ctx, &desc));
+    OK(ctx, hti_models_open(ctx, HT_F64));
     arena a = make_arena(2, 3);
     memset(a.p, 0, sizeof *a.p * (size_t)a.total), memset(a.m, 0, sizeof *a.m * (size_t)a.total);
     memset(a.g, 0, sizeof *a.g * (size_t)a.total);
@@ -186,7 +187,7 @@ static void nothing_to_do(void **state) {
     ht_context_desc desc = HT_CONTEXT_DESC_INIT;
     desc.device = *state;
     OK(NULL, ht_context_create(&ctx, &desc));
-    OK(ctx, ctx->ops->model_check(ctx, HT_F32));
+    OK(ctx, hti_models_open(ctx, HT_F32));
     arena want = make_arena(24, 40), got = make_arena(24, 40);
     hti_step bad = first_step;
     bad.out.square = INFINITY;

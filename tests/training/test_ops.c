@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "op.h"
+#include "model_op.h"
 
 static ht_context *ref; /* "cpu:ref": plain loops */
 
@@ -22,7 +22,7 @@ static ht_context *open_device(const char *name) {
     ht_context_desc desc = HT_CONTEXT_DESC_INIT;
     desc.device = name;
     if (ht_context_create(&ctx, &desc) != HT_OK) return NULL;
-    OK(ctx, ctx->ops->model_check(ctx, HT_F32));
+    OK(ctx, hti_models_open(ctx, HT_F32));
     return ctx;
 }
 
@@ -82,7 +82,7 @@ static double *multiply(ht_context *ctx, const shape *s, ht_dtype dtype) {
                   .a = training_put(ctx, a, s->m * s->k, dtype),
                   .b = training_put(ctx, b, s->k * s->n, dtype),
                   .c = training_put(ctx, c, s->m * s->n, dtype)};
-    OK(ctx, ctx->ops->gemm(ctx, &g));
+    OK(ctx, hti_models(ctx)->gemm(ctx, &g));
     ht_memory_free(ctx, (void *)g.a);
     ht_memory_free(ctx, (void *)g.b);
     free(a), free(b), free(c);
@@ -132,10 +132,10 @@ static double *loss(ht_context *ctx, const loss_sizes *s, ht_dtype dtype, int64_
     OK(ctx, ht_memory_copy_in(ctx, device, &step, sizeof step));
     OK(ctx, ht_memory_alloc(ctx, &target, sizeof *targets * (size_t)r));
     OK(ctx, ht_memory_copy_in(ctx, target, targets, sizeof *targets * (size_t)r));
-    OK(ctx, ht_memory_alloc(ctx, &scratch, ctx->ops->loss_scratch(ctx, &a)));
+    OK(ctx, ht_memory_alloc(ctx, &scratch, hti_models(ctx)->loss_scratch(ctx, &a)));
     a.targets = target, a.step = device, a.scratch = scratch;
     a.dx = out[0], a.dw = out[1], a.dbias = out[2], a.row_loss = out[3];
-    OK(ctx, ctx->ops->loss(ctx, &a));
+    OK(ctx, hti_models(ctx)->loss(ctx, &a));
     OK(ctx, ht_memory_copy_out(ctx, &step, device, sizeof step));
     *total = sizes[0] + sizes[1] + sizes[2] + sizes[3] + 3;
     double *all = malloc(sizeof *all * (size_t)*total);
@@ -187,7 +187,7 @@ static double *dropped(ht_context *ctx, int64_t rows, int64_t width, double p, u
                         .table = training_put(ctx, table, width, HT_F32),
                         .out = training_put(ctx, x, rows * width, HT_F32),
                         .drop = {.p = p, .seed = 77, .site = 3, .offset = offset}};
-    OK(ctx, ctx->ops->embed_forward(ctx, &e));
+    OK(ctx, hti_models(ctx)->embed_forward(ctx, &e));
     ht_memory_free(ctx, tokens);
     ht_memory_free(ctx, (void *)e.table);
     free(x), free(table), free(zero);

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "op.h"
+#include "model_op.h"
 
 static ht_context *ref;
 
@@ -138,18 +138,18 @@ static void run_norm(bank *b, int64_t rows, int64_t width) {
     a.stats = zeros(b, 2 * rows, 1);
     a.scale = noise(b, width, 3, 0), a.shift = noise(b, width, 4, 0);
     a.drop = drop;
-    OK(b->ctx, b->ctx->ops->norm_forward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->norm_forward(b->ctx, &a));
     collect(b, a.s, n, 0);
     collect(b, a.out, n, 0);
     /* backward from an s that is the same in every precision */
     a.x = noise(b, n, 5, 0), a.y = NULL;
-    OK(b->ctx, b->ctx->ops->norm_forward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->norm_forward(b->ctx, &a));
     a.dout = noise(b, n, 6, 0), a.ds_in = noise(b, n, 7, 0);
     a.ds = zeros(b, n, 0), a.dy = zeros(b, n, 0);
     a.dscale = noise(b, width, 8, 1), a.dshift = noise(b, width, 9, 1);
     a.dbias = noise(b, width, 10, 1);
-    a.scratch = bytes(b, b->ctx->ops->norm_scratch(b->ctx, &a));
-    OK(b->ctx, b->ctx->ops->norm_backward(b->ctx, &a));
+    a.scratch = bytes(b, hti_models(b->ctx)->norm_scratch(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->norm_backward(b->ctx, &a));
     collect(b, a.ds, n, 0);
     collect(b, a.dy, n, 0);
     collect(b, a.dscale, width, 1);
@@ -164,7 +164,7 @@ static void run_sizes(bank *b, int64_t rows, int64_t in, int64_t out, hti_activa
     a.drop.p = p;
     a.x = noise(b, rows * in, 1, 0), a.w = noise(b, in * out, 2, 0), a.bias = noise(b, out, 3, 0);
     a.y = zeros(b, rows * out, 0), a.pre = zeros(b, rows * out, 0);
-    OK(b->ctx, b->ctx->ops->linear_forward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->linear_forward(b->ctx, &a));
     collect(b, a.y, rows * out, 0);
     a.pre = noise(b, rows * out, 4, 0), a.dy = noise(b, rows * out, 5, 0);
     a.dx = zeros(b, rows * in, 0);
@@ -174,7 +174,7 @@ static void run_sizes(bank *b, int64_t rows, int64_t in, int64_t out, hti_activa
         a.before_drop = drop, a.before_drop.p = p;
         a.before_dbias = noise(b, in, 9, 1);
     }
-    OK(b->ctx, b->ctx->ops->linear_backward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->linear_backward(b->ctx, &a));
     collect(b, a.dx, rows * in, 0);
     collect(b, a.dw, in * out, 1);
     collect(b, a.dbias, out, 1);
@@ -221,7 +221,7 @@ static void run_widening(bank *b, int64_t rows, int64_t width) {
     up.x = noise(b, rows * width, 1, 0), up.w = noise(b, width * wide, 2, 0);
     up.bias = noise(b, wide, 3, 0);
     up.y = zeros(b, rows * wide, 0), up.pre = zeros(b, rows * wide, 0);
-    OK(b->ctx, b->ctx->ops->linear_forward(b->ctx, &up));
+    OK(b->ctx, hti_models(b->ctx)->linear_forward(b->ctx, &up));
     collect(b, up.pre, rows * wide, 0);
     collect(b, up.y, rows * wide, 0);
     hti_linear_call down = {
@@ -230,7 +230,7 @@ static void run_widening(bank *b, int64_t rows, int64_t width) {
     down.dy = noise(b, rows * width, 6, 0), down.dx = zeros(b, rows * wide, 0);
     down.dw = noise(b, width * wide, 7, 1), down.before_pre = noise(b, rows * wide, 8, 0);
     down.before_dbias = noise(b, wide, 9, 1);
-    OK(b->ctx, b->ctx->ops->linear_backward(b->ctx, &down));
+    OK(b->ctx, hti_models(b->ctx)->linear_backward(b->ctx, &down));
     collect(b, down.dx, rows * wide, 0);
     collect(b, down.dw, width * wide, 1);
     collect(b, down.before_dbias, wide, 1);
@@ -242,9 +242,9 @@ static void run_adding(bank *b, int64_t rows, int64_t width) {
     uint32_t seed = 4;
     hti_linear_call a = {.dtype = b->dtype, .rows = rows, .in = in, .out = out};
     a.x = noise(b, rows * in, 1, 0), a.w = noise(b, in * out, 2, 0), a.bias = noise(b, out, 3, 0);
-    a.add = b->ctx->ops->linear_adds ? noise(b, n, seed, 0) : NULL;
+    a.add = hti_models(b->ctx)->linear_adds ? noise(b, n, seed, 0) : NULL;
     a.y = zeros(b, n, 0);
-    OK(b->ctx, b->ctx->ops->linear_forward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->linear_forward(b->ctx, &a));
     collect(b, a.y, n, 0);
     for (int64_t i = b->count - n; i < b->count && !a.add; i++)
         b->out[i] += to_bf16(2 * training_random(&seed) - 1);
@@ -263,9 +263,9 @@ static void run_loss(bank *b, int64_t rows, int64_t many) {
     a.targets = integers(b, rows, target_rule), a.step = device;
     a.dx = zeros(b, rows * WIDTH, 0), a.dw = noise(b, many * WIDTH, 3, 1);
     a.row_loss = zeros(b, rows, 1);
-    a.scratch = bytes(b, b->ctx->ops->loss_scratch(b->ctx, &a));
+    a.scratch = bytes(b, hti_models(b->ctx)->loss_scratch(b->ctx, &a));
     OK(b->ctx, ht_memory_copy_in(b->ctx, device, &step, sizeof step));
-    OK(b->ctx, b->ctx->ops->loss(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->loss(b->ctx, &a));
     OK(b->ctx, ht_memory_copy_out(b->ctx, &step, device, sizeof step));
     assert_true(step.out.targets == (double)(rows - (rows + 3) / 7));
     collect(b, a.dx, rows * WIDTH, 0);
@@ -288,13 +288,13 @@ static void embed_rows(bank *b, int64_t rows, int64_t width, int64_t each) {
     a.table = noise(b, VOCAB * width, 1, 0), a.cls = noise(b, width, 2, 0);
     a.learned = noise(b, LENGTH * width, 3, 0), a.fixed = noise(b, LENGTH * width, 4, 0);
     a.out = zeros(b, rows * width, 0), a.drop = drop;
-    OK(b->ctx, b->ctx->ops->embed_forward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->embed_forward(b->ctx, &a));
     collect(b, a.out, rows * width, 0);
     a.dout = noise(b, rows * width, 5, 0);
     a.dtable = noise(b, VOCAB * width, 6, 1), a.dcls = noise(b, width, 7, 1);
     a.dlearned = noise(b, LENGTH * width, 8, 1);
-    a.scratch = bytes(b, b->ctx->ops->embed_scratch(b->ctx, &a));
-    OK(b->ctx, b->ctx->ops->embed_backward(b->ctx, &a));
+    a.scratch = bytes(b, hti_models(b->ctx)->embed_scratch(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->embed_backward(b->ctx, &a));
     collect(b, a.dtable, VOCAB * width, 1);
     collect(b, a.dcls, width, 1);
     collect(b, a.dlearned, LENGTH * width, 1);
@@ -317,7 +317,7 @@ static void run_rotary(bank *b, int64_t rows, int64_t width) {
     if (heads == 0) return;
     a.positions = integers(b, rows, position_rule);
     a.turn = noise(b, 29 * d, 1, 1), a.x = noise(b, rows * width, 2, 0);
-    OK(b->ctx, b->ctx->ops->rotary(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->rotary(b->ctx, &a));
     collect(b, a.x, rows * width, 0);
 }
 
@@ -336,8 +336,8 @@ static void run_pool(bank *b, int64_t rows, int64_t width, hti_pool kind) {
     a.start = integers(b, 3, start_rule), a.count = integers(b, 3, count_rule), a.mask = device;
     a.x = noise(b, rows * width, 1, 0), a.out = noise(b, 3 * width, 2, 0);
     a.dout = noise(b, 3 * width, 3, 0), a.dx = noise(b, rows * width, 4, 0);
-    OK(b->ctx, b->ctx->ops->pool_forward(b->ctx, &a));
-    OK(b->ctx, b->ctx->ops->pool_backward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->pool_forward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->pool_backward(b->ctx, &a));
     collect(b, a.out, 3 * width, 0);
     collect(b, a.dx, rows * width, 0);
 }
@@ -363,8 +363,8 @@ static void run_match(bank *b, int64_t rows, int64_t width) {
     hti_match_call a = {.dtype = b->dtype, .items = rows, .width = width};
     a.x = noise(b, 2 * rows * width, 1, 0), a.out = noise(b, 4 * rows * width, 2, 0);
     a.dout = noise(b, 4 * rows * width, 3, 0), a.dx = noise(b, 2 * rows * width, 4, 0);
-    OK(b->ctx, b->ctx->ops->match_forward(b->ctx, &a));
-    OK(b->ctx, b->ctx->ops->match_backward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->match_forward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->match_backward(b->ctx, &a));
     collect(b, a.out, 4 * rows * width, 0);
     collect(b, a.dx, 2 * rows * width, 0);
 }
@@ -389,8 +389,8 @@ static void run_optimiser(bank *b, int64_t rows, int64_t width) {
     a.p = noise(b, n, 1, 1), a.m = noise(b, n, 2, 1), a.g = noise(b, n, 4, 1);
     a.v = place(b, positive, n, wide_type(b->dtype));
     a.w = b->dtype == HT_BF16 ? zeros(b, n, 0) : NULL;
-    OK(b->ctx, b->ctx->ops->square(b->ctx, b->dtype, device, a.g, n));
-    OK(b->ctx, b->ctx->ops->adamw(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->square(b->ctx, b->dtype, device, a.g, n));
+    OK(b->ctx, hti_models(b->ctx)->adamw(b->ctx, &a));
     OK(b->ctx, ht_memory_copy_out(b->ctx, &step, device, sizeof step));
     assert_true(step.out.applied == 1 && step.out.square > 4);
     /* the kernels' copy: in bf16 the rounded weights, else the weights themselves */
@@ -491,8 +491,8 @@ static void each(void **state) {
     ht_context_desc desc = HT_CONTEXT_DESC_INIT;
     desc.device = *state;
     OK(NULL, ht_context_create(&ctx, &desc));
-    OK(ctx, ctx->ops->model_check(ctx, HT_F32));
-    int has_bf16 = ctx->ops->model_check(ctx, HT_BF16) == HT_OK;
+    OK(ctx, hti_models_open(ctx, HT_F32));
+    int has_bf16 = hti_models_open(ctx, HT_BF16) == HT_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes - !has_bf16; i++) {
         if (too_large(sizes[i][0], sizes[i][1])) continue;
         for (size_t k = 0; k < sizeof ops / sizeof *ops; k++)
@@ -515,7 +515,7 @@ static int open_ref(void **state) {
     ht_context_desc desc = HT_CONTEXT_DESC_INIT;
     (void)state;
     desc.device = "cpu:ref";
-    return ht_context_create(&ref, &desc) != HT_OK;
+    return ht_context_create(&ref, &desc) != HT_OK || hti_models_open(ref, HT_F64) != HT_OK;
 }
 
 static int close_ref(void **state) {

@@ -7,7 +7,7 @@
 #include <string.h>
 
 static const hti_model_kernels *kernels(const ht_context *ctx, ht_dtype dtype) {
-    return dtype == HT_F64 ? &hti_model_f64 : ctx->ops->kernels;
+    return dtype == HT_F64 ? &hti_model_f64 : hti_models(ctx)->kernels;
 }
 
 ht_status hti_cpu_model_check(ht_context *ctx, ht_dtype dtype) {
@@ -95,7 +95,7 @@ static ht_status multiply(ht_context *ctx, ht_dtype dtype, void *c, const void *
                         .ldb = transpose_b ? k : n,
                         .c = c,
                         .ldc = n};
-    return ctx->ops->gemm(ctx, &product);
+    return hti_models(ctx)->gemm(ctx, &product);
 }
 
 /* One turn: x = a x + (b s + c s^2) x, s the product of x and its transpose on the smaller side. */
@@ -149,7 +149,7 @@ ht_status hti_cpu_linear_forward(ht_context *ctx, const hti_linear_call *a) {
                         .transpose_b = 1,
                         .c = a->y,
                         .ldc = a->out};
-    TRY(ctx->ops->gemm(ctx, &product));
+    TRY(hti_models(ctx)->gemm(ctx, &product));
     hti_linear_call rest = *a;
     if (a->activation == HTI_LINEAR) rest.pre = NULL, rest.drop.p = 0;
     if (a->bias || a->activation != HTI_LINEAR) kernels(ctx, a->dtype)->activate(ctx, &rest);
@@ -169,7 +169,7 @@ ht_status hti_cpu_linear_backward(ht_context *ctx, const hti_linear_call *a) {
                        .ldb = a->in,
                        .c = a->dx,
                        .ldc = a->in};
-        TRY(ctx->ops->gemm(ctx, &dx));
+        TRY(hti_models(ctx)->gemm(ctx, &dx));
         hti_linear_call before = {.activation = a->before,
                                   .rows = a->rows,
                                   .out = a->in,
@@ -193,7 +193,7 @@ ht_status hti_cpu_linear_backward(ht_context *ctx, const hti_linear_call *a) {
                    .c = a->dw,
                    .ldc = a->in,
                    .accumulate = 1};
-    TRY(ctx->ops->gemm(ctx, &dw));
+    TRY(hti_models(ctx)->gemm(ctx, &dw));
     if (a->dbias) kernels(ctx, a->dtype)->column_sums(ctx, a->dbias, a->dy, a->rows, a->out);
     return HT_OK;
 }
@@ -227,7 +227,7 @@ static ht_status loss_part(ht_context *ctx, const hti_loss_call *a, int64_t firs
                        .transpose_b = 1,
                        .c = a->scratch,
                        .ldc = a->classes};
-    TRY(ctx->ops->gemm(ctx, &logits));
+    TRY(hti_models(ctx)->gemm(ctx, &logits));
     kernels(ctx, a->dtype)->loss_rows(ctx, a, a->scratch, first, n);
     if (!a->dx) return HT_OK;
     hti_linear_call back = {.dtype = a->dtype,

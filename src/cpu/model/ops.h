@@ -7,6 +7,7 @@
 #define HTI_CPU_MODEL_OPS_H
 
 #include "cpu/cpu.h"
+#include "model_op.h"
 
 typedef struct hti_model_kernels {
     void (*embed_forward)(ht_context *, const hti_embed_call *);
@@ -35,12 +36,6 @@ typedef struct hti_model_kernels {
 } hti_model_kernels;
 
 extern const hti_model_kernels hti_model_f64, hti_model_f32, hti_model_avx2, hti_model_avx512;
-
-/* Threads for a loop over `work` numbers: a short one is done before a second thread has woken up.
- */
-static inline int hti_cpu_team(const ht_context *ctx, int64_t work) {
-    return work < 1 << 16 ? 1 : ctx->threads;
-}
 
 ht_status hti_cpu_gemm_plain(ht_context *ctx, const hti_gemm *call);
 ht_status hti_cpu_gemm_blas(ht_context *ctx,
@@ -72,9 +67,9 @@ size_t hti_cpu_muon_scratch(const ht_context *ctx, const hti_muon_call *call);
 ht_status hti_cpu_muon(ht_context *ctx, const hti_muon_call *call);
 ht_status hti_cpu_round(ht_context *ctx, ht_dtype dtype, void *w, const void *p, int64_t count);
 
-/* A table's entries for models: the float copy of the kernels, and the matrix product. */
+/* A table's entries: the float copy of the kernels, and the matrix product. */
 #define HTI_CPU_MODEL(copy, product)                                                      \
-    .kernels = &(copy), .gemm = (product), .model_check = hti_cpu_model_check,            \
+    .kernels = &(copy), .gemm = (product), .check = hti_cpu_model_check,                  \
     .embed_forward = hti_cpu_embed_forward, .embed_backward = hti_cpu_embed_backward,     \
     .embed_scratch = hti_cpu_embed_scratch, .norm_forward = hti_cpu_norm_forward,         \
     .norm_backward = hti_cpu_norm_backward, .norm_scratch = hti_cpu_norm_scratch,         \

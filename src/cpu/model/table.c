@@ -1,20 +1,20 @@
 /*
- * Tables for AVX2 and AVX-512: attention and the model's ops compiled for them, products by CBLAS.
+ * The models' tables of the CPU: loops compiled for each instruction set, products by CBLAS; the
+ * reference has plain loops for both.
  */
 #include "cpu/model/ops.h"
 
+#define TABLE(isa, copy, product) \
+    { .name = "cpu:" #isa, HTI_CPU_MODEL(copy, product) }
+
 #ifdef HTI_X86
-
-#define TABLE(isa)                                                                        \
-    {                                                                                     \
-        .name = "cpu:" #isa, HTI_CPU_COMMON, .attention_need = hti_attention_need_##isa,  \
-        .attention_forward = hti_attention_forward_##isa,                                 \
-        .attention_backward = hti_attention_backward_##isa,                               \
-        .cache_scratch = hti_cache_scratch_##isa, .cache_extend = hti_cache_extend_##isa, \
-        HTI_CPU_MODEL(hti_model_##isa, hti_cpu_gemm_blas)                                 \
-    }
-
-const hti_ops hti_cpu_avx512_ops = TABLE(avx512);
-const hti_ops hti_cpu_avx2_ops = TABLE(avx2);
-
+static const hti_model_ops avx512 = TABLE(avx512, hti_model_avx512, hti_cpu_gemm_blas);
+static const hti_model_ops avx2 = TABLE(avx2, hti_model_avx2, hti_cpu_gemm_blas);
 #endif
+static const hti_model_ops ref = TABLE(ref, hti_model_f32, hti_cpu_gemm_plain);
+
+const hti_model_ops *const hti_cpu_models[] = {
+#ifdef HTI_X86
+    &avx512, &avx2,
+#endif
+    &ref, NULL};

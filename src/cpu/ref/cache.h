@@ -2,7 +2,7 @@
  * Reference kernels, part 4: the decode state, row by row. See op.h for what a level holds and when
  * it is made.
  */
-#include "cpu/model/ops.h"
+#include "cpu/cpu.h"
 
 /* One (sequence, key head) of a call and its rings. */
 typedef struct FN(decoder) {

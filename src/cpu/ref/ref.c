@@ -1,7 +1,7 @@
 /*
- * The reference table: plain loops, the readable meaning of every op, in float and in double.
+ * The reference table: plain loops, the readable meaning of the attention, in float and in double.
  */
-#include "cpu/model/ops.h"
+#include "cpu/cpu.h"
 
 static const hti_ref_kernels *kernels(const ht_attention_desc *desc) {
     return desc->dtype == HT_F64 ? &hti_ref_f64 : &hti_ref_f32;
@@ -39,5 +39,4 @@ const hti_ops hti_cpu_ref_ops = {
     .attention_backward = hti_ref_attention_backward,
     .cache_scratch = hti_ref_cache_scratch,
     .cache_extend = hti_ref_cache_extend,
-    HTI_CPU_MODEL(hti_model_f32, hti_cpu_gemm_plain),
 };

@@ -9,35 +9,36 @@
 
 static ht_status make_state(hti_cuda_model *m, ht_context *ctx) {
     TRY(hti_blas_open(&m->blas, ctx));
-    CUDA_TRY(ctx, cudaHostAlloc((void **)&m->post, HTI_POST_BYTES, cudaHostAllocDefault),
-             "taking host memory");
+    TRY(ctx->ops->post_open(ctx));
     return ctx->ops->alloc(ctx, (void **)&m->sums, HTI_SUMS_BYTES);
 }
 
-static ht_status model_check(ht_context *ctx, ht_dtype dtype) {
+static void close(ht_context *ctx) {
+    hti_cuda_model *m = hti_model_of(ctx);
+    if (!m) return;
+    hti_cuda_scope scope(ctx);
+    cudaStreamSynchronize(hti_cuda_of(ctx)->stream);
+    hti_blas_close(m->blas, ctx);
+    if (m->sums) ctx->ops->release(ctx, m->sums);
+    cudaGetLastError();
+    hti_host_free(ctx, m);
+    ctx->guest.state = NULL;
+}
+
+static ht_status check(ht_context *ctx, ht_dtype dtype) {
     CHECK(ctx, dtype == HT_F32 || dtype == HT_BF16, HT_UNSUPPORTED,
           "device \"%s\" runs models in f32 or bf16, got %s", ctx->device,
           dtype == HT_F64 ? "f64" : "f16");
-    hti_cuda_backend *cuda = hti_cuda_of(ctx);
-    if (cuda->model) return HT_OK;
+    if (hti_model_of(ctx)) return HT_OK;
     hti_cuda_scope scope(ctx);
-    cuda->model = (hti_cuda_model *)hti_host_alloc(ctx, sizeof *cuda->model);
-    CHECK(ctx, cuda->model, HT_NOMEM, "out of memory: %zu bytes for models on CUDA",
-          sizeof *cuda->model);
-    memset(cuda->model, 0, sizeof *cuda->model);
-    ht_status status = make_state(cuda->model, ctx);
-    if (status != HT_OK) hti_cuda_model_close(ctx);
+    hti_cuda_model *m = (hti_cuda_model *)hti_host_alloc(ctx, sizeof *m);
+    CHECK(ctx, m, HT_NOMEM, "out of memory: %zu bytes for models on CUDA", sizeof *m);
+    memset(m, 0, sizeof *m);
+    ctx->guest.state = m;
+    ctx->guest.close = close;
+    ht_status status = make_state(m, ctx);
+    if (status != HT_OK) close(ctx);
     return status;
-}
-
-void hti_cuda_model_close(ht_context *ctx) {
-    hti_cuda_backend *cuda = hti_cuda_of(ctx);
-    if (!cuda->model) return;
-    hti_blas_close(cuda->model->blas, ctx);
-    if (cuda->model->sums) ctx->ops->release(ctx, cuda->model->sums);
-    if (cuda->model->post && cudaFreeHost(cuda->model->post) != cudaSuccess) cudaGetLastError();
-    hti_host_free(ctx, cuda->model);
-    cuda->model = NULL;
 }
 
 /* ---- the data sheet ---- */
@@ -98,23 +99,30 @@ static void graph_release(ht_context *ctx, void *graph) {
 
 /* ---- the table ---- */
 
-void hti_cuda_model_entries(hti_ops *o) {
-    o->model_check = model_check;
-    o->fixed_shapes = 1;
-    o->peak = peak;
-    o->gemm = hti_cuda_gemm;
-    o->embed_forward = hti_cuda_embed_forward, o->embed_backward = hti_cuda_embed_backward;
-    o->embed_scratch = hti_cuda_embed_scratch;
-    o->norm_forward = hti_cuda_norm_forward, o->norm_backward = hti_cuda_norm_backward;
-    o->norm_scratch = hti_cuda_norm_scratch;
-    o->linear_adds = 1;
-    o->linear_forward = hti_cuda_linear_forward, o->linear_backward = hti_cuda_linear_backward;
-    o->rotary = hti_cuda_rotary;
-    o->pool_forward = hti_cuda_pool_forward, o->pool_backward = hti_cuda_pool_backward;
-    o->match_forward = hti_cuda_match_forward, o->match_backward = hti_cuda_match_backward;
-    o->loss_scratch = hti_cuda_loss_scratch, o->loss = hti_cuda_loss;
-    o->square = hti_cuda_square, o->adamw = hti_cuda_adamw, o->round = hti_cuda_round;
-    o->muon_scratch = hti_cuda_muon_scratch, o->muon = hti_cuda_muon;
-    o->capture_begin = capture_begin, o->capture_end = capture_end;
-    o->graph_launch = graph_launch, o->graph_release = graph_release;
+static hti_model_ops make_ops() {
+    hti_model_ops o = {};
+    o.name = "cuda"; /* as in device.cu */
+    o.check = check;
+    o.fixed_shapes = 1;
+    o.peak = peak;
+    o.gemm = hti_cuda_gemm;
+    o.embed_forward = hti_cuda_embed_forward, o.embed_backward = hti_cuda_embed_backward;
+    o.embed_scratch = hti_cuda_embed_scratch;
+    o.norm_forward = hti_cuda_norm_forward, o.norm_backward = hti_cuda_norm_backward;
+    o.norm_scratch = hti_cuda_norm_scratch;
+    o.linear_adds = 1;
+    o.linear_forward = hti_cuda_linear_forward, o.linear_backward = hti_cuda_linear_backward;
+    o.rotary = hti_cuda_rotary;
+    o.pool_forward = hti_cuda_pool_forward, o.pool_backward = hti_cuda_pool_backward;
+    o.match_forward = hti_cuda_match_forward, o.match_backward = hti_cuda_match_backward;
+    o.loss_scratch = hti_cuda_loss_scratch, o.loss = hti_cuda_loss;
+    o.square = hti_cuda_square, o.adamw = hti_cuda_adamw, o.round = hti_cuda_round;
+    o.muon_scratch = hti_cuda_muon_scratch, o.muon = hti_cuda_muon;
+    o.capture_begin = capture_begin, o.capture_end = capture_end;
+    o.graph_launch = graph_launch, o.graph_release = graph_release;
+    return o;
 }
+
+static const hti_model_ops cuda_models = make_ops();
+
+const hti_model_ops *hti_cuda_models(void) { return &cuda_models; }

@@ -1,38 +1,34 @@
 /*
- * What the model's kernels on CUDA share: their state in a context, vectors of 16 bytes, dropout,
- * reductions, and the products.
+ * What the model's kernels on CUDA share: their state in a context, dropout, reductions, and the
+ * products.
  *
  * Activations and weights are bf16 or float (T below), statistics and parameter gradients float.
  * Sums over rows go in two stages with a fixed order and no atomics, so that a run repeats itself
  * bit for bit. Nothing here allocates or waits in a step: what a step needs is taken when the
- * model's state is made (hti_cuda_model_check) or handed in as scratch.
+ * model's state is made (model.cu) or handed in as scratch.
  */
 #ifndef HTI_CUDA_MODEL_H
 #define HTI_CUDA_MODEL_H
 
-#include "cuda/cuda.h"
+#include "cuda/vector.h"
 
 extern "C" {
 #include "core/dropout.h"
+#include "model_op.h"
 }
-
-typedef __nv_bfloat16 bf16;
 
 /* ---- state ------------------------------------------------------------------------------------
  */
 
 enum { HTI_SUMS_BYTES = 16 << 20 }; /* partial sums of one op at a time */
-enum { HTI_POST_BYTES = 4 << 20 };
 
 typedef struct hti_cuda_model {
     struct hti_blas *blas; /* blas.cu */
     float *sums;           /* [HTI_SUMS_BYTES] */
-    char *post;            /* [HTI_POST_BYTES] of host memory that the device can read: batches */
-    size_t posted;         /* bytes in use until the stream is next waited for */
 } hti_cuda_model;
 
 static inline hti_cuda_model *hti_model_of(const ht_context *ctx) {
-    return hti_cuda_of(ctx)->model;
+    return (hti_cuda_model *)ctx->guest.state;
 }
 
 /* ---- products (blas.cu) ------------------------------------------------------------------
@@ -98,9 +94,6 @@ ht_status hti_cuda_sort(const ht_context *ctx, hti_sorted *out, const int32_t *k
 /* ---- entries -----------------------------------------------------------------------------------
  */
 
-void hti_cuda_model_close(ht_context *ctx);
-void hti_cuda_model_entries(hti_ops *ops); /* model.cu: fills in what models need */
-
 ht_status hti_cuda_embed_forward(ht_context *ctx, const hti_embed_call *call);
 ht_status hti_cuda_embed_backward(ht_context *ctx, const hti_embed_call *call);
 size_t hti_cuda_embed_scratch(const ht_context *ctx, const hti_embed_call *call);
@@ -144,70 +137,6 @@ static inline int hti_wide_rows(int64_t width, size_t bytes, const void *a = nul
     ((dtype) == HT_BF16                                                           \
          ? ((wide) ? launch<bf16, 8>(__VA_ARGS__) : launch<bf16, 1>(__VA_ARGS__)) \
          : ((wide) ? launch<float, 4>(__VA_ARGS__) : launch<float, 1>(__VA_ARGS__)))
-
-/* ---- on the device: vectors --------------------------------------------------------------------
- */
-
-DEVICE float low_half(uint32_t x) { return __uint_as_float(x << 16); }
-DEVICE float high_half(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
-DEVICE uint32_t two_halves(float low, float high) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *(const uint32_t *)&pair;
-}
-
-/* 16 bytes as they lie in memory, and their numbers: a kernel that needs them again later keeps the
- * bytes, which take half the registers. */
-DEVICE void unpack(float *out, const uint4 &x, const bf16 *) {
-    out[0] = low_half(x.x), out[1] = high_half(x.x);
-    out[2] = low_half(x.y), out[3] = high_half(x.y);
-    out[4] = low_half(x.z), out[5] = high_half(x.z);
-    out[6] = low_half(x.w), out[7] = high_half(x.w);
-}
-DEVICE void unpack(float *out, const uint4 &x, const float *) {
-    out[0] = __uint_as_float(x.x), out[1] = __uint_as_float(x.y);
-    out[2] = __uint_as_float(x.z), out[3] = __uint_as_float(x.w);
-}
-
-template <int N> DEVICE void load(float *out, const bf16 *at) {
-    if constexpr (N == 8) {
-        unpack(out, *(const uint4 *)at, at);
-    } else {
-        for (int i = 0; i < N; i++) out[i] = __bfloat162float(at[i]);
-    }
-}
-
-template <int N> DEVICE void load(float *out, const float *at) {
-    if constexpr (N % 4 == 0) {
-#pragma unroll
-        for (int i = 0; i < N / 4; i++) ((float4 *)out)[i] = ((const float4 *)at)[i];
-    } else {
-        for (int i = 0; i < N; i++) out[i] = at[i];
-    }
-}
-
-template <int N> DEVICE void store(bf16 *at, const float *x) {
-    if constexpr (N == 8) {
-        uint4 v;
-        v.x = two_halves(x[0], x[1]), v.y = two_halves(x[2], x[3]);
-        v.z = two_halves(x[4], x[5]), v.w = two_halves(x[6], x[7]);
-        *(uint4 *)at = v;
-    } else {
-        for (int i = 0; i < N; i++) at[i] = __float2bfloat16_rn(x[i]);
-    }
-}
-
-template <int N> DEVICE void store(float *at, const float *x) {
-    if constexpr (N % 4 == 0) {
-#pragma unroll
-        for (int i = 0; i < N / 4; i++) ((float4 *)at)[i] = ((const float4 *)x)[i];
-    } else {
-        for (int i = 0; i < N; i++) at[i] = x[i];
-    }
-}
-
-/* What x becomes in memory. */
-DEVICE float as_stored(float x, const bf16 *) { return __bfloat162float(__float2bfloat16_rn(x)); }
-DEVICE float as_stored(float x, const float *) { return x; }
 
 /* ---- on the device: dropout --------------------------------------------------------------------
  */
@@ -289,13 +218,6 @@ template <int N> DEVICE void keep_columns(const hti_columns &a, const float *sum
 
 /* ---- on the device: reductions ------------------------------------------------------------------
  */
-
-/* Sum over groups of LANES lanes; every lane gets it. */
-template <int LANES> DEVICE float sum_lanes(float x) {
-#pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
-}
 
 /* Sum over a thread block of whole warps; every thread gets it. */
 template <typename T> DEVICE T sum_block(T x) {

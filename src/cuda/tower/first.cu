@@ -9,7 +9,7 @@
  *
  * A thread has a vector of 16 bytes of a row's columns [heads of the block][dim].
  */
-#include "cuda/model/model.h"
+#include "cuda/vector.h"
 
 enum { THREADS = 512, WARPS = THREADS / 32 };
 
