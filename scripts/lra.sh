@@ -275,9 +275,9 @@ one() {
     commit=$(git rev-parse --short=10 HEAD 2>/dev/null || echo "${COMMIT:-unknown}")
     if git rev-parse HEAD >/dev/null 2>&1; then git diff --quiet HEAD || commit=$commit+; fi
     log=$(dirname "$RESULTS")/logs/$(basename "$run").jsonl.gz
-    gzip -9 -n -c "$run/log.jsonl" >"$log"
+    scripts/thin_log.sh "$run/log.jsonl" >"$log"
     if [ "$guess" -gt 0 ]; then
-        gzip -9 -n -c "$weights/log.jsonl" >"${log%.jsonl.gz}-guess.jsonl.gz"
+        scripts/thin_log.sh "$weights/log.jsonl" >"${log%.jsonl.gz}-guess.jsonl.gz"
     fi
     {
         printf '{"task": "%s", "preset": "%s", "attention": "%s", ' "$task" "$preset" "$kind"

@@ -44,7 +44,7 @@ try() {
     "$HT" train --run "$RUNS/$name" --device "$HT_DEVICE" $data "$@" ${STEPS:+--steps "$STEPS"} \
         ${ARGS:-}
     log=$(dirname "$RESULTS")/logs/sweep-$name.jsonl.gz
-    gzip -9 -n -c "$RUNS/$name/log.jsonl" >"$log"
+    scripts/thin_log.sh "$RUNS/$name/log.jsonl" >"$log"
     last=$(grep '"valid_loss"' "$RUNS/$name/log.jsonl" | tail -n 1)
     {
         printf '{"run": "%s", "args": "%s", "commit": "%s", ' "$name" "$*" "$COMMIT"

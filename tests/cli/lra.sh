@@ -55,6 +55,14 @@ STEPS=3000 KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
     fail "the run did not go on"
 }
 [ "$(wc -l <"$RESULTS")" -eq 7 ] || fail "the run that went on left no line"
+# its log is thinned: every evaluation, the last step, 150 lines
+log=$(tail -n 1 "$RESULTS" | sed 's/.*"log": "\([^"]*\)".*/\1/')
+run=$(basename "$log" .jsonl.gz)
+zcat "$log" >"$folder/thin"
+[ "$(wc -l <"$folder/thin")" -eq 150 ] || fail "$log has $(wc -l <"$folder/thin") lines, not 150"
+grep valid_loss "$RUNS/$run/log.jsonl" >"$folder/all"
+grep valid_loss "$folder/thin" | cmp - "$folder/all" || fail "$log lost an evaluation"
+grep -q '^{"step":3000,"loss"' "$folder/thin" || fail "$log lost the last step"
 # hidden tokens first
 PRETRAIN=2 KINDS=local "$2/scripts/lra.sh" text >"$folder/out" 2>&1 || {
     cat "$folder/out"
