@@ -253,9 +253,11 @@ one() {
     fi
     seconds=$(($(date +%s) - begin + $(cat "$run/seconds" 2>/dev/null || echo 0)))
     echo "$seconds" >"$run/seconds" # of a run that goes on later, too
-    last=$(sed -n 's/^{"step": *\([0-9]*\).*/\1/p' "$run/log.jsonl" | tail -n 1)
-    if [ "$last" -lt "$(number steps <"$run/config.json")" ]; then
-        echo "== $run was stopped at step $last; the same command goes on with it"
+    # nothing is there yet if it was stopped early
+    last=$(sed -n 's/^{"step": *\([0-9]*\).*/\1/p' "$run/log.jsonl" 2>/dev/null | tail -n 1)
+    if ! [ -f "$run/config.json" ] ||
+        [ "${last:-0}" -lt "$(number steps <"$run/config.json")" ]; then
+        echo "== $run was stopped at step ${last:-0}; the same command goes on with it"
         return
     fi
 
