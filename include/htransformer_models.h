@@ -476,6 +476,19 @@ HT_API ht_status ht_trainer_read_gradient(const ht_trainer *trainer, int64_t ind
 HT_API ht_status ht_trainer_save(const ht_trainer *trainer, const ht_data *data, const char *path);
 HT_API ht_status ht_trainer_restore(ht_trainer *trainer, ht_data *data, const char *path);
 
+typedef struct ht_resume_info {
+    size_t size;
+    int64_t step;    /* of the checkpoint that was taken; -1: the folder has none */
+    int64_t skipped; /* newer ones that could not be read */
+    char why[512];   /* what is wrong with the newest, if it was skipped */
+} ht_resume_info;
+#define HT_RESUME_INFO_INIT \
+    { .size = sizeof(ht_resume_info) }
+
+/* A restore from the newest checkpoint of a run folder that can be read; out may be NULL. */
+HT_API ht_status ht_trainer_resume(ht_trainer *trainer, ht_data *data, const char *folder,
+                                   ht_resume_info *out);
+
 /* What ht_train tells while it runs; returning non-zero ends the run after a checkpoint. */
 typedef struct ht_event {
     size_t size;
@@ -492,8 +505,8 @@ typedef struct ht_train_desc {
     const char
         *folder; /* run folder: log.jsonl, step-N.safetensors, best.safetensors; it must exist */
     ht_data *train;
-    ht_data *valid; /* or NULL */
-    int resume;     /* go on from the newest checkpoint in the folder, if there is one */
+    ht_data *valid;                                 /* or NULL */
+    int resume;                                     /* ht_trainer_resume first */
     int (*tell)(void *user, const ht_event *event); /* or NULL */
     void *user;
 } ht_train_desc;

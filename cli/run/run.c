@@ -57,17 +57,20 @@ bool run_copy(const char *to, const char *from, cli_error *error) {
     return good;
 }
 
-/* The newest step-N.safetensors of a folder; false: there is none. */
-static bool newest(char *out, const char *folder) {
+/* The newest step-N.safetensors of a folder; *out empty: there is none. */
+static bool newest(char *out, const char *folder, cli_error *error) {
     DIR *d = opendir(folder);
     int64_t best = -1;
-    for (struct dirent *e; d && (e = readdir(d));) {
+    out[0] = '\0';
+    errno = 0;
+    for (struct dirent *e; d && (e = readdir(d)); errno = 0) {
         int64_t step = hti_step_of(e->d_name);
-        if (step <= best) continue;
-        if (snprintf(out, 4096, "%s/%s", folder, e->d_name) < 4096) best = step;
+        if (step > best && snprintf(out, 4096, "%s/%s", folder, e->d_name) < 4096) best = step;
     }
+    bool good = d && errno == 0;
+    if (!good) cli_fail(error, "%s could not be listed: %s", folder, strerror(errno));
     if (d) closedir(d);
-    return best >= 0;
+    return good;
 }
 
 bool run_find(char *out, const char *run, int last, cli_error *error) {
@@ -80,8 +83,8 @@ bool run_find(char *out, const char *run, int last, cli_error *error) {
     }
     if (!run_path(out, run, "best.safetensors", error)) return false;
     if (!last && access(out, R_OK) == 0) return true;
-    if (newest(out, run)) return true;
-    return cli_fail(error, "%s holds no checkpoint of a run", run);
+    if (!newest(out, run, error)) return false;
+    return out[0] || cli_fail(error, "%s holds no checkpoint of a run", run);
 }
 
 /* ---- the model in the box ---- */
@@ -120,6 +123,19 @@ static bool open_tokenizer(run_model *m, cli_error *error) {
                     (long long)ht_tokenizer_vocab(m->tokenizer), (long long)m->config.vocab);
 }
 
+/* Beside a trainer the checkpoint that was the newest may be gone when it is opened; then another
+ * one is. */
+static bool load_model(run_model *m, const char *run, int last, cli_error *error) {
+    enum { TURNS = 50 };
+    for (int turn = 0; ht_model_load(&m->model, m->ctx, m->path) != HT_OK; turn++) {
+        cli_fail(error, "%s", ht_context_error(m->ctx));
+        bool gone = run && access(m->path, F_OK) != 0 && errno == ENOENT;
+        if (!gone || turn == TURNS || !run_find(m->path, run, last, error)) return false;
+    }
+    return ht_model_get_config(m->model, &m->config) == HT_OK ||
+           cli_fail(error, "%s", ht_context_error(m->ctx));
+}
+
 bool run_load(run_model *out, const char *run, int last, const char *device, int64_t threads,
               int *code, cli_error *error) {
     *out = (run_model){.config = HT_CONFIG_INIT};
@@ -128,9 +144,7 @@ bool run_load(run_model *out, const char *run, int last, const char *device, int
     out->ctx = cli_open_device(device, threads, code, error);
     if (!out->ctx) return false;
     *code = CLI_FAILED;
-    bool good = (ht_model_load(&out->model, out->ctx, out->path) == HT_OK &&
-                 ht_model_get_config(out->model, &out->config) == HT_OK) ||
-                cli_fail(error, "%s", ht_context_error(out->ctx));
+    bool good = load_model(out, run, last, error);
     if (good && out->config.task == HT_TASK_LANGUAGE) good = open_tokenizer(out, error);
     if (!good) run_close(out);
     return good;

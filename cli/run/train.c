@@ -353,11 +353,13 @@ static bool use_weights(run_parts *p, const train_values *v, cli_error *error) {
 /* The newest checkpoint, before anything is written: settings that do not fit it must not take the
  * place of those that do. A run that was stopped before its first one starts again. */
 static bool go_on(run_parts *p, const train_values *v, cli_error *error) {
-    char path[4096];
-    cli_error none;
-    if (!v->resume || !run_find(path, v->run, 1, &none)) return true;
-    return ht_trainer_restore(p->trainer, p->train, path) == HT_OK ||
-           cli_fail(error, "%s", ht_context_error(p->ctx));
+    ht_resume_info info = HT_RESUME_INFO_INIT;
+    if (!v->resume) return true;
+    if (ht_trainer_resume(p->trainer, p->train, v->run, &info) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(p->ctx));
+    if (info.skipped)
+        cli_say("train", "%s; going on from step %lld", info.why, (long long)info.step);
+    return true;
 }
 
 /* --tokenizer is kept in the run folder, so that the run can be used without it. */

@@ -233,6 +233,12 @@ ht_status hti_writer_put(hti_writer *w, const void *data, size_t bytes) {
     return done == bytes ? HT_OK : cannot(w, strerror(errno));
 }
 
+ht_status hti_writer_tell(const hti_writer *w, uint64_t *out) {
+    off_t at = ftello(w->file);
+    *out = (uint64_t)at;
+    return at >= 0 ? HT_OK : cannot(w, strerror(errno));
+}
+
 ht_status hti_writer_patch(hti_writer *w, uint64_t at, const void *data, size_t bytes) {
     held h;
     hold_limit(&h);

@@ -29,6 +29,8 @@ typedef struct hti_writer {
  * killed processes left in the folder. */
 ht_status hti_writer_open(hti_writer *out, ht_context *ctx, const char *path);
 ht_status hti_writer_put(hti_writer *w, const void *data, size_t bytes);
+/* Bytes so far. */
+ht_status hti_writer_tell(const hti_writer *w, uint64_t *out);
 /* `bytes` at a place that was written before; what comes next is put at the end. */
 ht_status hti_writer_patch(hti_writer *w, uint64_t at, const void *data, size_t bytes);
 ht_status hti_writer_finish(hti_writer *w); /* flush, sync, close: still the temporary's name */

@@ -37,6 +37,9 @@ ht_status hti_fail(const ht_context *ctx, ht_status status, const char *format, 
     va_start(args, format);
     vsnprintf(text, room, format, args);
     va_end(args);
+    /* what a file says may be in it: one line, and nothing that a terminal obeys */
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?';
     return status;
 }
 

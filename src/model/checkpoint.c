@@ -3,9 +3,11 @@
  */
 #include "model/checkpoint.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "core/bf16.h"
+#include "core/crc.h"
 
 #define CONFIG_KEY "htransformer" /* metadata: the configuration as JSON */
 #define NOTE_KEY "trainer"
@@ -18,32 +20,41 @@ static void full_name(char *out, const hti_part *part, const hti_param *t) {
 /* ---- saving ---- */
 
 static ht_status write_bf16(hti_writer *w, const ht_model *m, const hti_part *part,
-                            const hti_param *t) {
+                            const hti_param *t, uint32_t *sum) {
     double stage[STAGE / 8];
     uint16_t out[STAGE / 8];
     for (int64_t at = 0; at < t->count; at += STAGE / 8) {
         int64_t n = t->count - at < STAGE / 8 ? t->count - at : STAGE / 8;
         TRY(hti_tensor_read(m->ctx, stage, part->arena, m->dtype, t->offset + at, n));
         for (int64_t i = 0; i < n; i++) out[i] = hti_to_bf16((float)stage[i]);
+        *sum = hti_crc32(*sum, out, sizeof *out * (size_t)n);
         TRY(hti_writer_put(w, out, sizeof *out * (size_t)n));
     }
     return HT_OK;
 }
 
-static ht_status write_arena(hti_writer *w, const ht_model *m, const hti_part *part,
-                             ht_dtype dtype) {
+static ht_status write_wide(hti_writer *w, const ht_model *m, const hti_part *part,
+                            const hti_param *t, uint32_t *sum) {
     char stage[STAGE];
-    size_t size = hti_wide_bytes(m->dtype);
+    size_t size = hti_wide_bytes(m->dtype), bytes = (size_t)t->count * size;
+    const char *from = (const char *)part->arena + (size_t)t->offset * size;
+    for (size_t at = 0; at < bytes; at += STAGE) {
+        size_t n = bytes - at < STAGE ? bytes - at : STAGE;
+        TRY(m->ctx->ops->copy_out(m->ctx, stage, from + at, n));
+        *sum = hti_crc32(*sum, stage, n);
+        TRY(hti_writer_put(w, stage, n));
+    }
+    return HT_OK;
+}
+
+/* entries: of the arena's tensors, in the header */
+static ht_status write_arena(hti_writer *w, const ht_model *m, const hti_part *part, ht_dtype dtype,
+                             const hti_entry *entries) {
     for (int64_t i = 0; i < m->params.tensors; i++) {
         const hti_param *t = &m->params.list[i];
-        const char *from = (const char *)part->arena + (size_t)t->offset * size;
-        size_t bytes = (size_t)t->count * size;
-        if (dtype == HT_BF16) TRY(write_bf16(w, m, part, t));
-        for (size_t at = 0; at < bytes && dtype != HT_BF16; at += STAGE) {
-            size_t n = bytes - at < STAGE ? bytes - at : STAGE;
-            TRY(m->ctx->ops->copy_out(m->ctx, stage, from + at, n));
-            TRY(hti_writer_put(w, stage, n));
-        }
+        uint32_t sum = 0;
+        TRY(dtype == HT_BF16 ? write_bf16(w, m, part, t, &sum) : write_wide(w, m, part, t, &sum));
+        TRY(hti_header_sum(w, &entries[i], sum));
     }
     return HT_OK;
 }
@@ -67,7 +78,8 @@ static ht_status write_all(hti_writer *w, const ht_model *m, const hti_part *par
         }
     }
     TRY(hti_header_write(w, entries, n, meta));
-    for (int p = 0; p < count; p++) TRY(write_arena(w, m, &parts[p], dtype));
+    for (int p = 0; p < count; p++)
+        TRY(write_arena(w, m, &parts[p], dtype, entries + p * m->params.tensors));
     return hti_writer_commit(w);
 }
 
@@ -141,12 +153,41 @@ ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, co
     return HT_OK;
 }
 
+/* Weights must be finite in the type that they will have; moments may have outgrown it. */
+static int usable(const hti_entry *e, ht_dtype dtype, double x) {
+    if (strncmp(e->name, "optimizer.", 10) == 0) return !isnan(x);
+    return isfinite(dtype == HT_F64 ? x : (float)x);
+}
+
+ht_status hti_checkpoint_verify(const hti_reader *r, ht_dtype dtype) {
+    double stage[STAGE];
+    for (int64_t i = 0; i < r->count; i++) {
+        const hti_entry *e = &r->entries[i];
+        uint32_t sum = 0;
+        int64_t bad = -1;
+        double what = 0;
+        for (int64_t at = 0; at < e->count; at += STAGE) {
+            int64_t n = e->count - at < STAGE ? e->count - at : STAGE;
+            TRY(hti_reader_get(r, stage, e, at, n, &sum));
+            for (int64_t k = 0; k < n && bad < 0; k++)
+                if (!usable(e, dtype, stage[k])) bad = at + k, what = stage[k];
+        }
+        TRY(hti_reader_agrees(r, e, sum));
+        CHECK(r->ctx, bad < 0, HT_FORMAT,
+              "%s: tensor '%.64s' is not finite: its number %lld is %g; training diverged, or the "
+              "file is damaged",
+              r->path, e->name, (long long)bad, what);
+    }
+    return HT_OK;
+}
+
 static ht_status fill_one(const hti_reader *r, const ht_model *m, void *arena, const hti_param *t,
                           const hti_entry *e) {
     double stage[STAGE];
+    uint32_t sum = 0; /* was looked at before */
     for (int64_t at = 0; at < t->count; at += STAGE) {
         int64_t n = t->count - at < STAGE ? t->count - at : STAGE;
-        TRY(hti_reader_get(r, stage, e, at, n));
+        TRY(hti_reader_get(r, stage, e, at, n, &sum));
         TRY(hti_tensor_write(m->ctx, arena, stage, m->dtype, t->offset + at, n));
     }
     return HT_OK;
@@ -194,6 +235,7 @@ static ht_status take(ht_model *m, const hti_reader *r, int64_t *taken) {
     for (int64_t i = 0; i < m->params.tensors; i++) count += same_in(r, &m->params.list[i]) != NULL;
     CHECK(m->ctx, count > 0, HT_FORMAT, "%s has no tensor of the model's names and shapes",
           r->path);
+    TRY(hti_checkpoint_verify(r, m->dtype));
     for (int64_t i = 0; i < m->params.tensors; i++) {
         const hti_param *t = &m->params.list[i];
         const hti_entry *e = same_in(r, t);
@@ -229,6 +271,7 @@ static ht_status load(ht_model **out, hti_reader *r) {
     ht_status status = hti_checkpoint_check(r, &params, &part, 1);
     hti_params_free(&params, r->ctx);
     TRY(status);
+    TRY(hti_checkpoint_verify(r, (ht_dtype)config.dtype));
     TRY(hti_model_make(out, r->ctx, &config, 0));
     part.arena = (*out)->p;
     TRY(hti_checkpoint_fill(r, *out, &part, 1));

@@ -22,6 +22,8 @@ ht_status hti_checkpoint_config(ht_config *out, const hti_reader *r);
 /* Does the file hold these parts for parameters like these? */
 ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, const hti_part *parts,
                                int count);
+/* Before anything is changed: are all its tensors what was written, and finite? */
+ht_status hti_checkpoint_verify(const hti_reader *r, ht_dtype dtype);
 ht_status hti_checkpoint_fill(const hti_reader *r, const ht_model *model, const hti_part *parts,
                               int count);
 

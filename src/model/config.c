@@ -5,6 +5,7 @@
 #include "model/config.h"
 
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -224,6 +225,24 @@ ht_status ht_config_preset(ht_context *ctx, ht_config *out, const char *name) {
 
 /* ---- JSON ---- */
 
+ht_status hti_json_parse(ht_context *ctx, cJSON **out, const char *text, size_t bytes,
+                         const char *what) {
+    const char *end = text;
+    errno = 0; /* cJSON does not say why it gave up, but malloc does */
+    *out = cJSON_ParseWithLengthOpts(text, bytes, &end, 0);
+    if (*out) {
+        while (end < text + bytes && *end && (unsigned char)*end <= ' ') end++;
+        if (end == text + bytes || !*end) return HT_OK;
+        cJSON_Delete(*out);
+        *out = NULL;
+        errno = 0;
+    }
+    CHECK(ctx, errno != ENOMEM, HT_NOMEM, "out of memory: reading %s", what);
+    size_t left = end && end < text + bytes ? (size_t)(text + bytes - end) : 0;
+    return hti_fail(ctx, HT_FORMAT, "%s is not JSON: it stops making sense at \"%.*s\"", what,
+                    left < 20 ? (int)left : 20, left ? end : "");
+}
+
 static ht_status read_choice(ht_context *ctx, double *out, const key *k, const cJSON *item) {
     char all[96] = "";
     for (int i = 0; i < 8 && ht_config_choice(k->name, i); i++) {
@@ -271,10 +290,9 @@ static ht_status read_object(ht_context *ctx, ht_config *config, const cJSON *ro
 ht_status ht_config_read_json(ht_context *ctx, ht_config *config, const char *json) {
     CHECK(ctx, config && config->size >= sizeof *config, HT_INVALID,
           "ht_config.size is too small; start from HT_CONFIG_INIT");
-    const char *end = NULL;
-    cJSON *root = cJSON_ParseWithOpts(json, &end, 1);
-    CHECK(ctx, root, HT_FORMAT, "the configuration is not JSON: it stops making sense at \"%.20s\"",
-          end && *end ? end : "its end");
+    CHECK(ctx, json, HT_INVALID, "ht_config_read_json: json is NULL");
+    cJSON *root;
+    TRY(hti_json_parse(ctx, &root, json, strlen(json), "the configuration"));
     ht_config copy = *config;
     ht_status status = read_object(ctx, &copy, root);
     cJSON_Delete(root);

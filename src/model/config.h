@@ -14,6 +14,12 @@ ht_status hti_config_resolve(ht_context *ctx, ht_config *config);
 /* The configuration of a JSON text over the defaults; unknown keys are refused. */
 ht_status hti_config_parse(ht_context *ctx, ht_config *out, const char *json);
 
+/* JSON by cJSON. FORMAT: it is none, or more follows; NOMEM: told apart from it. `what` begins the
+ * sentence; cJSON_Delete ends what came out (NULL after a failure). */
+struct cJSON;
+ht_status hti_json_parse(ht_context *ctx, struct cJSON **out, const char *text, size_t bytes,
+                         const char *what);
+
 /* mask_zero: rows of token 0 are not even there. */
 enum { HTI_LEAVE_OUT = 2 };
 

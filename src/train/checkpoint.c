@@ -9,6 +9,14 @@
 #include "data/data.h"
 #include "train/trainer.h"
 
+enum { PARTS = 3 };
+
+static void parts_of(hti_part out[PARTS], const ht_trainer *t) {
+    out[0] = (hti_part){"", t->model->p};
+    out[1] = (hti_part){"optimizer.m.", t->m};
+    out[2] = (hti_part){"optimizer.v.", t->v};
+}
+
 ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *path) {
     CHECK(t->ctx, path, HT_INVALID, "ht_trainer_save: path is NULL");
     CHECK(t->ctx, t->grads, HT_INVALID,
@@ -21,8 +29,9 @@ ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *
              (long long)t->step, (long long)t->applied, (long long)t->micro,
              (long long)(data ? ht_data_position(data) : 0), best,
              ht_config_choice("optimizer", (int)t->config.optimizer));
-    hti_part parts[] = {{"", t->model->p}, {"optimizer.m.", t->m}, {"optimizer.v.", t->v}};
-    return hti_checkpoint_save(t->model, parts, 3, note, path);
+    hti_part parts[PARTS];
+    parts_of(parts, t);
+    return hti_checkpoint_save(t->model, parts, PARTS, note, path);
 }
 
 typedef struct note {
@@ -35,10 +44,13 @@ typedef struct note {
 static ht_status read_note(note *out, const hti_reader *r) {
     const char *text = hti_reader_meta(r, "trainer");
     CHECK(r->ctx, text, HT_FORMAT, "%s holds a model but no training to go on with", r->path);
-    cJSON *json = cJSON_Parse(text);
+    char what[256];
+    cJSON *json;
+    snprintf(what, sizeof what, "%s is damaged: its note on the training", r->path);
+    TRY(hti_json_parse(r->ctx, &json, text, strlen(text), what));
     int64_t *fields[] = {&out->step, &out->applied, &out->micro, &out->position};
     static const char *const names[] = {"step", "applied", "micro", "position"};
-    int good = json != NULL;
+    int good = 1;
     for (int i = 0; i < 4; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, names[i]);
         double x = cJSON_IsNumber(item) ? item->valuedouble : -1;
@@ -76,20 +88,27 @@ static ht_status same_model(const ht_trainer *t, const ht_config *c, const hti_r
 }
 
 /* The file must hold the same model; how it is trained may have changed. */
-static ht_status restore(ht_trainer *t, ht_data *data, const hti_reader *r) {
-    hti_part parts[] = {{"", t->model->p}, {"optimizer.m.", t->m}, {"optimizer.v.", t->v}};
-    note n;
+static ht_status examine(note *out, const ht_trainer *t, const hti_part *parts,
+                         const hti_reader *r) {
     ht_config config;
     TRY(hti_checkpoint_config(&config, r));
     TRY(same_model(t, &config, r));
-    TRY(read_note(&n, r));
+    TRY(read_note(out, r));
     /* second moments that one of them leaves at zero would make steps of the other without end */
     const char *here = ht_config_choice("optimizer", (int)t->config.optimizer);
-    CHECK(r->ctx, strcmp(here, n.optimizer) == 0, HT_INVALID,
+    CHECK(r->ctx, strcmp(here, out->optimizer) == 0, HT_INVALID,
           "%s was trained by %s and cannot go on with %s; start with its weights instead", r->path,
-          n.optimizer, here);
-    TRY(hti_checkpoint_check(r, &t->model->params, parts, 3));
-    TRY(hti_checkpoint_fill(r, t->model, parts, 3));
+          out->optimizer, here);
+    return hti_checkpoint_check(r, &t->model->params, parts, PARTS);
+}
+
+static ht_status restore(ht_trainer *t, ht_data *data, const hti_reader *r) {
+    hti_part parts[PARTS];
+    note n;
+    parts_of(parts, t);
+    TRY(examine(&n, t, parts, r));
+    TRY(hti_checkpoint_verify(r, t->model->dtype));
+    TRY(hti_checkpoint_fill(r, t->model, parts, PARTS));
     TRY(hti_model_round(t->model));
     t->step = n.step;
     t->applied = n.applied;
@@ -106,6 +125,17 @@ ht_status ht_trainer_restore(ht_trainer *t, ht_data *data, const char *path) {
     hti_reader r;
     TRY(hti_reader_open(&r, t->ctx, path));
     ht_status status = restore(t, data, &r);
+    hti_reader_close(&r);
+    return status;
+}
+
+ht_status hti_trainer_readable(const ht_trainer *t, const char *path) {
+    hti_reader r;
+    note n;
+    hti_part parts[PARTS];
+    parts_of(parts, t);
+    TRY(hti_reader_open(&r, t->ctx, path));
+    ht_status status = examine(&n, t, parts, &r);
     hti_reader_close(&r);
     return status;
 }

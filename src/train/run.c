@@ -1,18 +1,13 @@
 /*
  * A whole run: steps, evaluations, checkpoints, the log; stop on divergence or when told to.
  */
-#include <dirent.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "core/file.h"
 #include "data/data.h"
-#include "train/trainer.h"
+#include "train/folder.h"
 
 typedef struct run {
     ht_trainer *t;
@@ -60,61 +55,15 @@ static ht_status forget_ahead(run *r) {
 
 /* ---- checkpoints ---- */
 
-static int is_step(const struct dirent *entry) { return hti_step_of(entry->d_name) >= 0; }
-
-static int by_step(const struct dirent **a, const struct dirent **b) {
-    int64_t x = hti_step_of((*a)->d_name), y = hti_step_of((*b)->d_name);
-    return (x > y) - (x < y);
-}
-
-/* Checkpoints of the folder, oldest first; the caller frees. */
-static int list_steps(const run *r, struct dirent ***out) {
-    int n = scandir(r->desc->folder, out, is_step, by_step);
-    return n < 0 ? 0 : n;
-}
-
-static void free_list(struct dirent **list, int n) {
-    for (int i = 0; i < n; i++) free(list[i]);
-    if (n > 0) free(list);
-}
-
-static void remove_old(const run *r) {
-    struct dirent **list;
-    int n = list_steps(r, &list);
-    for (int i = 0; i < n - r->c->keep; i++) {
-        char *path = hti_path_join(r->t->ctx, r->desc->folder, list[i]->d_name);
-        if (path) unlink(path);
-        hti_host_free(r->t->ctx, path);
-    }
-    free_list(list, n);
-}
-
-static ht_status save_as(const run *r, const char *name, int whole) {
-    char *path = hti_path_join(r->t->ctx, r->desc->folder, name);
-    CHECK(r->t->ctx, path, HT_NOMEM, "out of memory: the name of a checkpoint");
-    ht_status status =
-        whole ? ht_trainer_save(r->t, r->desc->train, path) : ht_model_save(r->t->model, path);
-    hti_host_free(r->t->ctx, path);
-    return status;
-}
-
 static ht_status save(run *r) {
-    char name[64];
-    snprintf(name, sizeof name, "step-%09lld.safetensors", (long long)r->t->step);
     TRY(forget_ahead(r));
-    TRY(save_as(r, name, 1));
-    remove_old(r);
-    return HT_OK;
+    return hti_folder_save(r->t, r->desc->train, r->desc->folder);
 }
 
-static ht_status resume(run *r) {
-    struct dirent **list;
-    int n = list_steps(r, &list);
-    if (n == 0) return HT_OK;
-    char *path = hti_path_join(r->t->ctx, r->desc->folder, list[n - 1]->d_name);
-    free_list(list, n);
+static ht_status save_best(const run *r) {
+    char *path = hti_path_join(r->t->ctx, r->desc->folder, "best.safetensors");
     CHECK(r->t->ctx, path, HT_NOMEM, "out of memory: the name of a checkpoint");
-    ht_status status = ht_trainer_restore(r->t, r->desc->train, path);
+    ht_status status = ht_model_save(r->t->model, path);
     hti_host_free(r->t->ctx, path);
     return status;
 }
@@ -223,7 +172,7 @@ static ht_status after_step(run *r, const ht_report *report, double seconds, int
         TRY(log_line(r, "valid_", &valid, 1));
         event.valid = &valid;
         event.best = is_best(r, &valid);
-        if (event.best) TRY(save_as(r, "best.safetensors", 0));
+        if (event.best) TRY(save_best(r));
     }
     int diverged = r->bad >= r->c->bad_steps;
     event.saved = last || diverged || due(every, step);
@@ -240,7 +189,7 @@ static ht_status after_step(run *r, const ht_report *report, double seconds, int
 }
 
 static ht_status loop(run *r) {
-    if (r->desc->resume) TRY(resume(r));
+    if (r->desc->resume) TRY(ht_trainer_resume(r->t, r->desc->train, r->desc->folder, NULL));
     r->start = now();
     r->first = (double)r->t->step;
     if (r->t->step >= r->c->steps) return r->t->step == 0 ? save(r) : HT_OK;

@@ -40,6 +40,9 @@ ht_status hti_step_end(ht_trainer *t, ht_report *out);
 size_t hti_muon_scratch(const ht_trainer *t);
 ht_status hti_muon_update(const ht_trainer *t);
 
+/* Would ht_trainer_restore take the file, by its header? */
+ht_status hti_trainer_readable(const ht_trainer *t, const char *path);
+
 /* The learning rate of step s = 0, 1, ... */
 double hti_rate(const ht_config *c, int64_t s);
 

@@ -285,14 +285,106 @@ static void damaged(void **state) {
     refuse("not a safetensors file");
     REFUSED(cpu, ht_model_load(&model, cpu, "/nowhere/at/all"), HT_IO, "No such file");
     REFUSED(cpu, ht_model_load(&model, cpu, training_folder), HT_IO, "is not a regular file");
-    /* a header byte changed at a time: refused, or read with other numbers, but never worse */
-    for (size_t at = 8; at < 2500; at += 3) {
+    drop(&p);
+}
+
+/* Where `text` is in the header of a file. */
+static size_t find(const char *bytes, size_t n, const char *text) {
+    size_t at = 0, length = strlen(text);
+    while (at + length <= n && memcmp(bytes + at, text, length) != 0) at++;
+    assert_true(at + length <= n);
+    return at;
+}
+
+/* A bit flipped anywhere: refused, or the same model and configuration. Without checksums, as files
+ * of earlier versions: refused, or read with other numbers, but never worse. */
+static void flipped_bits(void **state) {
+    static char bytes[1 << 20], copy[1 << 20];
+    int refused = 0;
+    (void)state;
+    pair p = make(TINY);
+    ht_model *model;
+    ht_config config = HT_CONFIG_INIT, its = HT_CONFIG_INIT;
+    OK(cpu, ht_model_save(p.model, path));
+    OK(cpu, ht_model_get_config(p.model, &config));
+    size_t n = read_all(bytes, sizeof bytes, path);
+    for (size_t at = 0; at < n; at += at < 6000 ? 2 : 211) {
+        memcpy(copy, bytes, n);
+        copy[at] = (char)(copy[at] ^ (1 << at / 2 % 8));
+        write_all(other, copy, n);
+        if (ht_model_load(&model, cpu, other) != HT_OK) {
+            refused++;
+            continue;
+        }
+        same(p.model, model);
+        OK(cpu, ht_model_get_config(model, &its));
+        assert_memory_equal(&config, &its, sizeof config);
+        ht_model_destroy(model);
+    }
+    assert_true(refused > 2000);
+    size_t sums = find(bytes, n, "\"crc32\"");
+    bytes[sums + 1] = 'C';
+    write_all(other, bytes, n);
+    OK(cpu, ht_model_load(&model, cpu, other));
+    same(p.model, model);
+    ht_model_destroy(model);
+    for (size_t at = 8; at < 6000; at += 5) {
         memcpy(copy, bytes, n);
         copy[at] = (char)(copy[at] ^ (1 << at % 7));
         write_all(other, copy, n);
         if (ht_model_load(&model, cpu, other) == HT_OK) ht_model_destroy(model);
     }
     drop(&p);
+}
+
+/* A damaged checkpoint is refused before anything of it is taken. */
+static void damage_changes_nothing(void **state) {
+    static char bytes[1 << 20];
+    (void)state;
+    pair a = make(TINY), b = make(TINY);
+    ht_model *before;
+    int64_t taken;
+    step(&a, 1, NULL), step(&b, 2, NULL);
+    OK(cpu, ht_trainer_save(a.trainer, NULL, path));
+    OK(cpu, ht_model_save(b.model, other));
+    OK(cpu, ht_model_load(&before, cpu, other));
+    size_t n = read_all(bytes, sizeof bytes, path);
+    bytes[n - 1] ^= 1; /* of the last moment */
+    write_all(path, bytes, n);
+    REFUSED(cpu, ht_trainer_restore(b.trainer, NULL, path), HT_FORMAT,
+            "is damaged: the checksum of 'optimizer.v.");
+    REFUSED(cpu, ht_model_take(b.model, path, &taken), HT_FORMAT, "is damaged: the checksum of");
+    same(before, b.model);
+    assert_int_equal(ht_trainer_steps(b.trainer), 1);
+    ht_model_destroy(before);
+    drop(&a), drop(&b);
+}
+
+/* Weights of a run that diverged have no use, and say where it is to be seen. */
+static void not_finite(void **state) {
+    static const double wrong[] = {NAN, INFINITY, -INFINITY, 1e300};
+    (void)state;
+    pair p = make("{" KEYS ",\"dtype\":\"f64\"}");
+    ht_tensor_info info = HT_TENSOR_INFO_INIT;
+    double *x;
+    char words[128];
+    int64_t taken, last = ht_model_tensors(p.model) - 1;
+    OK(cpu, ht_model_tensor(p.model, last, &info));
+    x = calloc((size_t)info.count, sizeof *x);
+    pair narrow = make(TINY);
+    for (int i = 0; i < 4; i++) {
+        x[info.count - 1] = wrong[i];
+        OK(cpu, ht_model_write(p.model, last, x));
+        OK(cpu, ht_trainer_save(p.trainer, NULL, other));
+        snprintf(words, sizeof words, "tensor '%s' is not finite: its number %lld is %g", info.name,
+                 (long long)info.count - 1, wrong[i]);
+        if (i < 3) refuse(words);
+        REFUSED(cpu, ht_model_take(narrow.model, other, &taken), HT_FORMAT, words);
+        if (i < 3) REFUSED(cpu, ht_trainer_restore(p.trainer, NULL, other), HT_FORMAT, words);
+    }
+    OK(cpu, ht_trainer_restore(p.trainer, NULL, other)); /* a large double is one */
+    free(x);
+    drop(&p), drop(&narrow);
 }
 
 /* A header as text, and some bytes of data behind it. */
@@ -328,6 +420,21 @@ static void foreign(void **state) {
     refuse("colour");
     write_header("{\"__metadata__\":{\"htransformer\":\"not json\"}}", 0);
     refuse("not JSON");
+    write_header("{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+                 "\"y\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
+                 8);
+    refuse("do not fill it");
+    write_header("{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+                 "\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}",
+                 8);
+    refuse("'x' is there twice");
+    static const char *const sums[] = {"x", "x=", "x=123", "x=0000000g", "x=123456789", "="};
+    for (int i = 0; i < 6; i++) {
+        char json[128];
+        snprintf(json, sizeof json, "{\"__metadata__\":{\"crc32\":\"a=00000000 %s\"}}", sums[i]);
+        write_header(json, 0);
+        refuse("checksums make no sense");
+    }
 }
 
 /* ---- what writing must not lose ---- */
@@ -398,6 +505,9 @@ int main(void) {
         cmocka_unit_test(other_task),
         cmocka_unit_test(python),
         cmocka_unit_test(damaged),
+        cmocka_unit_test(flipped_bits),
+        cmocka_unit_test(damage_changes_nothing),
+        cmocka_unit_test(not_finite),
         cmocka_unit_test(foreign),
         cmocka_unit_test(full_disk),
         cmocka_unit_test(sudden_death),

@@ -360,6 +360,73 @@ static void keeps(void **state) {
     drop(&b);
 }
 
+/* A folder with good checkpoints of the steps 10 and 15, and what else `name` stands for. */
+static bench run_of(const char *name) {
+    bench b = make("{" TINY "\"save_every\":5}");
+    train_in(&b, name, 15, 0);
+    drop(&b);
+    return make("{" TINY "\"save_every\":5}");
+}
+
+static const char *in(const char *name, const char *file) {
+    static char path[160];
+    snprintf(path, sizeof path, "%s/%s/%s", training_folder, name, file);
+    return path;
+}
+
+/* The newest checkpoint is damaged: the one before it is taken, and the run ends with the same
+ * bits; meanwhile no good one goes because of the damaged one. */
+static void damaged_newest(void **state) {
+    (void)state;
+    bench whole = run_of("damaged"), b;
+    ht_resume_info info = HT_RESUME_INFO_INIT;
+    train_in(&whole, "undamaged", 0, 0);
+    truncate(in("damaged", "step-000000015.safetensors"), 5000);
+    b = make("{" TINY "\"save_every\":4,\"keep\":1}");
+    OK(ctx, ht_trainer_resume(b.trainer, b.train, in("damaged", "."), &info));
+    assert_int_equal(info.step, 10);
+    assert_int_equal(info.skipped, 1);
+    assert_non_null(strstr(info.why, "step-000000015.safetensors"));
+    assert_int_equal(ht_trainer_steps(b.trainer), 10);
+    train_in(&b, "damaged", 12, 0);
+    assert_true(exists("damaged", "step-000000012.safetensors"));
+    assert_false(exists("damaged", "step-000000010.safetensors"));
+    drop(&b);
+    b = make("{" TINY "\"save_every\":5}");
+    train_in(&b, "damaged", 0, 1);
+    same_weights(&whole, &b);
+    drop(&b);
+    /* all of them are: that is no run to start anew */
+    b = make("{" TINY "\"save_every\":5}");
+    truncate(in("damaged", "step-000000012.safetensors"), 4000);
+    truncate(in("damaged", "step-000000015.safetensors"), 4000);
+    truncate(in("damaged", "step-000000020.safetensors"), 4000);
+    truncate(in("damaged", "step-000000024.safetensors"), 4000);
+    REFUSED(ctx, ht_trainer_resume(b.trainer, b.train, in("damaged", "."), &info), HT_FORMAT,
+            "step-000000024.safetensors");
+    REFUSED(ctx, ht_trainer_resume(b.trainer, b.train, "/nowhere/at/all", &info), HT_IO,
+            "/nowhere/at/all could not be listed: No such file");
+    drop(&b), drop(&whole);
+}
+
+/* What only looks like a checkpoint is none, and good ones do not go for it. */
+static void strange_names(void **state) {
+    (void)state;
+    bench b = run_of("strange");
+    static const char *const names[] = {"step-99999999999999999999999.safetensors",
+                                        "step--1.safetensors", "step-000000099.safetensors.tmp"};
+    ht_resume_info info = HT_RESUME_INFO_INIT;
+    for (int i = 0; i < 3; i++) training_write(in("strange", names[i]), "?", 1);
+    OK(ctx, ht_trainer_resume(b.trainer, b.train, in("strange", "."), &info));
+    assert_int_equal(info.step, 15);
+    assert_int_equal(info.skipped, 0);
+    train_in(&b, "strange", 20, 0);
+    assert_true(exists("strange", "step-000000020.safetensors"));
+    assert_true(exists("strange", "step-000000015.safetensors"));
+    for (int i = 0; i < 3; i++) assert_true(exists("strange", names[i]));
+    drop(&b);
+}
+
 int main(void) {
 #define OVERFIT                                                                                  \
     "\"layers\":2,\"width\":32,\"heads\":2,\"hidden\":64,\"vocab\":11,\"classes\":4,\"length\":" \
@@ -386,6 +453,8 @@ int main(void) {
         cmocka_unit_test_prestate(resumes, with_dropout),
         cmocka_unit_test_prestate(resumes, with_muon),
         cmocka_unit_test(keeps),
+        cmocka_unit_test(damaged_newest),
+        cmocka_unit_test(strange_names),
     };
     char name[64];
     device = "cpu", dtype = "f32";

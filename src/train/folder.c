@@ -1,0 +1,121 @@
+/*
+ * Checkpoints of a run: which there are, which go, from which a run goes on.
+ */
+#include "train/folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/file.h"
+
+typedef struct steps {
+    struct dirent **list; /* oldest first */
+    int count;
+} steps;
+
+static int is_step(const struct dirent *entry) { return hti_step_of(entry->d_name) >= 0; }
+
+static int by_step(const struct dirent **a, const struct dirent **b) {
+    int64_t x = hti_step_of((*a)->d_name), y = hti_step_of((*b)->d_name);
+    return (x > y) - (x < y);
+}
+
+/* A folder that cannot be listed is not one without checkpoints. */
+static ht_status list_steps(steps *out, ht_context *ctx, const char *folder) {
+    errno = 0;
+    out->count = scandir(folder, &out->list, is_step, by_step);
+    if (out->count >= 0) return HT_OK;
+    *out = (steps){0};
+    return hti_fail(ctx, errno == ENOMEM ? HT_NOMEM : HT_IO, "%s could not be listed: %s", folder,
+                    strerror(errno));
+}
+
+static void free_steps(steps *s) {
+    for (int i = 0; i < s->count; i++) free(s->list[i]);
+    free(s->list);
+    *s = (steps){0};
+}
+
+static ht_status path_of(char **out, ht_context *ctx, const char *folder, const char *name) {
+    *out = hti_path_join(ctx, folder, name);
+    CHECK(ctx, *out, HT_NOMEM, "out of memory: the name of a checkpoint");
+    return HT_OK;
+}
+
+/* ---- saving ---- */
+
+/* The `keep` newest up to this step stay. Later ones are of a run that went on from an older one
+ * because they were damaged: they are written again when their step comes. */
+static void remove_old(const ht_trainer *t, const char *folder) {
+    steps s;
+    int keep = (int)t->config.keep;
+    if (list_steps(&s, t->ctx, folder) != HT_OK) return; /* nothing is lost by it */
+    while (s.count > 0 && hti_step_of(s.list[s.count - 1]->d_name) > t->step)
+        free(s.list[--s.count]);
+    for (int i = 0; i < s.count - keep; i++) {
+        char *path = hti_path_join(t->ctx, folder, s.list[i]->d_name);
+        if (path) unlink(path);
+        hti_host_free(t->ctx, path);
+    }
+    free_steps(&s);
+}
+
+ht_status hti_folder_save(const ht_trainer *t, const ht_data *data, const char *folder) {
+    char name[64], *path;
+    snprintf(name, sizeof name, "step-%09lld.safetensors", (long long)t->step);
+    TRY(path_of(&path, t->ctx, folder, name));
+    ht_status status = ht_trainer_save(t, data, path);
+    if (status == HT_OK) status = hti_trainer_readable(t, path);
+    hti_host_free(t->ctx, path);
+    if (status == HT_OK) remove_old(t, folder);
+    return status;
+}
+
+/* ---- going on ---- */
+
+static ht_status restore(ht_trainer *t, ht_data *data, const char *folder, const char *name) {
+    char *path;
+    TRY(path_of(&path, t->ctx, folder, name));
+    ht_status status = ht_trainer_restore(t, data, path);
+    hti_host_free(t->ctx, path);
+    return status;
+}
+
+/* The newest that can be read. One that does not fit these settings is no reason to take an older
+ * one, which would not fit them either: then the first sentence stands. */
+static ht_status resume(ht_trainer *t, ht_data *data, const char *folder, const steps *s,
+                        ht_resume_info *out) {
+    ht_status status = HT_OK, first = HT_OK;
+    for (int i = s->count - 1; i >= 0; i--) {
+        status = restore(t, data, folder, s->list[i]->d_name);
+        if (status == HT_OK) {
+            out->step = hti_step_of(s->list[i]->d_name);
+            return HT_OK;
+        }
+        if (out->skipped++ == 0) {
+            first = status;
+            snprintf(out->why, sizeof out->why, "%s", ht_context_error(t->ctx));
+        }
+        if (status != HT_FORMAT && status != HT_IO) break;
+    }
+    if (first == HT_OK) return HT_OK;
+    return status == HT_NOMEM ? status : hti_fail(t->ctx, first, "%s", out->why);
+}
+
+ht_status ht_trainer_resume(ht_trainer *t, ht_data *data, const char *folder, ht_resume_info *out) {
+    CHECK(NULL, t, HT_INVALID, "ht_trainer_resume: trainer is NULL");
+    CHECK(t->ctx, folder, HT_INVALID, "ht_trainer_resume: folder is NULL");
+    CHECK(t->ctx, !out || out->size >= sizeof *out, HT_INVALID,
+          "ht_resume_info.size is too small; start from HT_RESUME_INFO_INIT");
+    steps s;
+    ht_resume_info info = {.size = sizeof info, .step = -1};
+    TRY(list_steps(&s, t->ctx, folder));
+    ht_status status = resume(t, data, folder, &s, &info);
+    free_steps(&s);
+    if (out) *out = info;
+    return status;
+}
