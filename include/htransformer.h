@@ -19,7 +19,8 @@
  * Every fallible function returns an ht_status; ht_context_error(ctx) then holds one sentence
  * with the values at fault. A failed create leaves the handle NULL. The library never prints,
  * exits or aborts. Structs that may grow begin with their size: start from the initialiser
- * macro; a field left zero takes its default.
+ * macro; a field left zero takes its default. docs/api.md says what that promises to programs
+ * that were built for an older or a newer library.
  *
  * Threads: a context and everything made from it belong to one thread at a time. Two contexts
  * share nothing.

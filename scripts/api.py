@@ -31,6 +31,41 @@ Link with `pkg-config --cflags --libs htransformer`, or CMake's `find_package(ht
 `htransformer::htransformer`.
 """
 
+# what the ABI promises: no header says it, and src/core/sized.h carries it out
+PROMISE = """## Older and newer programs
+
+A program keeps running with a newer library of the same soname, without being compiled again.
+
+### Structs
+
+Those that may grow begin with their size, the one that the program was compiled with; the `_INIT`
+macros set it. What the library makes of a size that is not its own:
+
+- Smaller, an older program: missing fields take their defaults. A struct that the library fills is
+  filled as far as it goes, never beyond.
+- Larger, a newer program: refused (`UNSUPPORTED`) only if something is set that this library does
+  not know. In a struct that it fills, what it does not know becomes 0.
+- Smaller than the fields that no call can do without, or above 4,096 bytes: refused (`INVALID`).
+
+The sentence names the struct and the sizes. Structs in an array (the batches of
+`ht_trainer_step`) lie as far apart as the first one's size says. `ht_event` and the reports in it
+are the library's own: a program reads nothing of them beyond their `size`.
+
+### What may change with the same soname
+
+- May come: functions; fields at the end of a struct with a size, behind its old size and not in its
+  padding, which change nothing where they are 0; values at the end of an enum; keys of the
+  configuration; devices, kernels, speed, rounding.
+- Never changes: a function's arguments; a field's place, type and meaning; an enum's numbers;
+  structs without a size (`ht_allocator`, `ht_tensor`); what 0 means; that files and states of
+  earlier releases can be read.
+- Is no promise: the words of an error, the names of kernels, anything that begins with `hti_`.
+
+Anything else needs a new soname. Every function carries the version of the release that brought it:
+a program that needs one which the library lacks is refused when it starts, with that version's
+name. `libhtransformer_models` needs `libhtransformer` of exactly its own version.
+"""
+
 
 def plain(comment):
     """The words of a comment, without its stars, as one paragraph."""
@@ -142,7 +177,7 @@ def sections(header):
 
 
 def page(headers):
-    out = [INTRO.strip(), "## Rules", *rules(headers[0])]
+    out = [INTRO.strip(), "## Rules", *rules(headers[0]), PROMISE.strip()]
     for header in headers:
         out.extend(sections(header))
     return "\n\n".join(out) + "\n"

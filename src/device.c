@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/sized.h"
 #include "op.h"
 
 #define STRING_(x) #x
@@ -33,16 +34,14 @@ static const hti_candidate *best_cpu(void) {
 
 ht_status ht_device_get(int index, ht_device_info *out) {
     int cpus = count_of(hti_cpu_candidates);
-    CHECK(NULL, out && out->size >= sizeof *out, HT_INVALID,
-          "ht_device_info.size is too small; start from HT_DEVICE_INFO_INIT");
+    TRY(HTI_WANT(NULL, ht_device_info, out));
     CHECK(NULL, index >= 0 && index < ht_device_count(), HT_INVALID,
           "device index must be 0 to %d, got %d", ht_device_count() - 1, index);
     const hti_candidate *c =
         index < cpus ? &hti_cpu_candidates[index] : &hti_cuda_candidates()[index - cpus];
-    out->name = c->name;
-    out->about = c->about;
-    out->available = c->available();
-    out->chosen = c == best_cpu();
+    ht_device_info info = {
+        .name = c->name, .about = c->about, .available = c->available(), .chosen = c == best_cpu()};
+    HTI_GIVE(ht_device_info, out, &info);
     return HT_OK;
 }
 
@@ -79,17 +78,13 @@ static ht_status choose(const hti_candidate **out, const char *name) {
 }
 
 static const char *wanted_device(const ht_context_desc *desc) {
-    const char *name = desc && desc->device ? desc->device : getenv("HTRANSFORMER_DEVICE");
+    const char *name = desc->device ? desc->device : getenv("HTRANSFORMER_DEVICE");
     return name && *name ? name : "cpu";
 }
 
 /* ---- contexts ---- */
 
 static ht_status check_context_desc(const ht_context_desc *desc) {
-    if (!desc) return HT_OK;
-    CHECK(NULL, desc->size >= sizeof *desc, HT_INVALID,
-          "ht_context_desc.size is %zu, expected %zu; start from HT_CONTEXT_DESC_INIT", desc->size,
-          sizeof *desc);
     CHECK(NULL, desc->threads >= 0 && desc->threads <= 4096, HT_INVALID,
           "threads must be 0 to 4096, got %d", desc->threads);
     CHECK(NULL, !desc->allocator.alloc == !desc->allocator.release, HT_INVALID,
@@ -97,24 +92,25 @@ static ht_status check_context_desc(const ht_context_desc *desc) {
     return HT_OK;
 }
 
-ht_status ht_context_create(ht_context **out, const ht_context_desc *desc) {
+ht_status ht_context_create(ht_context **out, const ht_context_desc *given) {
     const hti_candidate *candidate = NULL;
+    ht_context_desc own = HT_CONTEXT_DESC_INIT, *desc = &own;
     CHECK(NULL, out, HT_INVALID, "ht_context_create: out is NULL");
     *out = NULL;
+    if (given) TRY(HTI_TAKE(NULL, ht_context_desc, &own, given));
     TRY(check_context_desc(desc));
     const char *name = wanted_device(desc);
     CHECK(NULL, strlen(name) < sizeof(((ht_context *)0)->device), HT_INVALID,
           "device name \"%.40s...\" is too long", name);
     TRY(choose(&candidate, name));
 
-    ht_context seed = {.ops = candidate->ops};
-    if (desc) seed.allocator = desc->allocator;
+    ht_context seed = {.ops = candidate->ops, .allocator = desc->allocator};
     ht_context *ctx = hti_host_alloc(&seed, sizeof *ctx);
     CHECK(NULL, ctx, HT_NOMEM, "out of memory: %zu bytes for a context", sizeof *ctx);
     *ctx = seed;
     int is_cuda = strncmp(name, "cuda:", 5) == 0;
     snprintf(ctx->device, sizeof ctx->device, "%s", is_cuda ? name : candidate->name);
-    ctx->threads = desc && desc->threads ? desc->threads : omp_get_max_threads();
+    ctx->threads = desc->threads ? desc->threads : omp_get_max_threads();
 
     ht_status status = ctx->ops->open(ctx, desc);
     if (status != HT_OK) {

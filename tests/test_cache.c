@@ -355,7 +355,7 @@ static void no_out(ht_attention_args *a) { a->out.data = NULL; }
 static void no_rows(ht_attention_args *a) { a->length = 0; }
 static void many(ht_attention_args *a) { a->batch = 5; }
 static void negative(ht_attention_args *a) { a->k.row_stride = -1; }
-static void small(ht_attention_args *a) { a->size -= 8; }
+static void small(ht_attention_args *a) { a->size = 8; }
 static void bad_cu(ht_attention_args *a) {
     static const int32_t cu[] = {0, 2, 1};
     a->cu_seqlens = cu;

@@ -58,7 +58,7 @@ static void statuses(void **state) {
 
 static void contexts(void **state) {
     (void)state;
-    BAD_CONTEXT(d.size = sizeof d - 1, HT_INVALID, "ht_context_desc.size", "");
+    BAD_CONTEXT(d.size = 8, HT_INVALID, "ht_context_desc.size", "");
     BAD_CONTEXT(d.size = 0, HT_INVALID, "ht_context_desc.size", "0");
     BAD_CONTEXT(d.device = "gpu", HT_INVALID, "device", "\"gpu\"");
     BAD_CONTEXT(d.device = "cpu:", HT_INVALID, "device", "\"cpu:\"");
@@ -108,9 +108,6 @@ static void devices(void **state) {
     assert_int_equal(ht_device_get(-1, &info), HT_INVALID);
     assert_int_equal(ht_device_get(ht_device_count(), &info), HT_INVALID);
     assert_int_equal(ht_device_get(0, NULL), HT_INVALID);
-    info.size--;
-    assert_int_equal(ht_device_get(0, &info), HT_INVALID);
-    info.size++;
     for (int i = 0; i < ht_device_count(); i++) {
         assert_int_equal(ht_device_get(i, &info), HT_OK);
         assert_true(info.name && *info.name && info.about && *info.about);
@@ -205,9 +202,8 @@ static void plan_shapes(void **state) {
     BAD_PLAN(d.max_rows = -5, HT_INVALID, "max_rows", "-5");
     BAD_PLAN(d.max_sequences = -1, HT_INVALID, "max_sequences", "-1");
     BAD_PLAN(d.max_length = -1, HT_INVALID, "max_length", "-1");
-    BAD_PLAN(d.size = sizeof d - 8, HT_INVALID, "ht_attention_desc.size", "");
+    BAD_PLAN(d.size = 8, HT_INVALID, "ht_attention_desc.size", "");
     BAD_PLAN(d.size = 0, HT_INVALID, "ht_attention_desc.size", "0");
-    GOOD_PLAN(d.size = sizeof d + 64); /* a later header's struct */
     GOOD_PLAN(d.head_dim = 256);
     GOOD_PLAN(d.value_dim = 1);
     GOOD_PLAN(d.block = 2);
@@ -303,7 +299,6 @@ static void plan_answers(void **state) {
     (void)state;
     ht_attention *plan, *made = (ht_attention *)&count;
     ht_attention_desc d = HT_ATTENTION_DESC_INIT, full = HT_ATTENTION_DESC_INIT;
-    ht_attention_need need = HT_ATTENTION_NEED_INIT;
     d.q_heads = 4, d.head_dim = 16, d.max_rows = 1000;
     assert_int_equal(ht_attention_create(NULL, ctx, &d), HT_INVALID);
     assert_int_equal(ht_attention_create(&made, ctx, NULL), HT_INVALID);
@@ -311,11 +306,6 @@ static void plan_answers(void **state) {
     assert_int_equal(ht_attention_create(&made, NULL, &d), HT_INVALID);
     harness_ok(ctx, ht_attention_create(&plan, ctx, &d), NULL);
     assert_int_equal(ht_attention_get_need(plan, NULL), HT_INVALID);
-    need.size--;
-    assert_int_equal(ht_attention_get_need(plan, &need), HT_INVALID);
-    full.size--;
-    assert_int_equal(ht_attention_get_desc(plan, &full), HT_INVALID);
-    full.size++;
     harness_ok(ctx, ht_attention_get_desc(plan, &full), NULL);
     assert_true(full.kv_heads == 4 && full.value_dim == 16 && full.block == 16);
     assert_true(full.max_sequences == 1000 && full.max_length == 1000 && full.scale == 0.25);
@@ -419,7 +409,7 @@ static void call_rows(void **state) {
     (void)state;
     problem p;
     open_call(&p, CASE(.batch = 3, .length = 20, .dlse = 1, .bias = 1));
-    BAD_ARGS(a.size = sizeof a - 8, "ht_attention_args.size", "");
+    BAD_ARGS(a.size = 8, "ht_attention_args.size", "");
     BAD_ARGS(a.size = 0, "ht_attention_args.size", "0");
     BAD_ARGS(a.batch = 0, "batch", "0");
     BAD_ARGS(a.batch = -4, "batch", "-4");
@@ -464,7 +454,7 @@ static void call_tensors(void **state) {
     BAD_ARGS(a.out.batch_stride = 319, "out", "319");
     BAD_ARGS(a.lse.row_stride = 1, "lse", "1");
     BAD_ARGS(a.bias = call.args.q.data, "bias", "has_bias");
-    BAD_GRADS(g.size -= 8, "ht_attention_grads.size", "");
+    BAD_GRADS(g.size = 8, "ht_attention_grads.size", "");
     BAD_GRADS(g.dout.data = NULL, "dout.data", "NULL");
     BAD_GRADS(g.dq.data = NULL, "dq.data", "NULL");
     BAD_GRADS(g.dk.data = NULL, "dk.data", "NULL");

@@ -5,6 +5,7 @@
 #include <limits.h>
 
 #include "attention/plan.h"
+#include "core/sized.h"
 
 typedef struct shape {
     int64_t batch, length, heads, dim; /* packed: batch 1, length = rows of all */
@@ -134,13 +135,12 @@ static ht_status check_bounds(const hti_attention_call *c, ht_context *ctx) {
 /* ---- calls ---- */
 
 ht_status hti_call_make(hti_attention_call *out, const ht_attention *plan,
-                        const ht_attention_args *args, int bounded) {
+                        const ht_attention_args *given, int bounded) {
     ht_context *ctx = plan->ctx;
     const ht_attention_desc *d = &plan->desc;
-    CHECK(ctx, args, HT_INVALID, "args is NULL");
-    CHECK(ctx, args->size >= sizeof *args, HT_INVALID,
-          "ht_attention_args.size is %zu, expected %zu; start from HT_ATTENTION_ARGS_INIT",
-          args->size, sizeof *args);
+    ht_attention_args own;
+    TRY(HTI_TAKE(ctx, ht_attention_args, &own, given));
+    const ht_attention_args *args = &own;
     *out = (hti_attention_call){.desc = d};
     TRY(count_rows(out, ctx, args));
     if (bounded) TRY(check_bounds(out, ctx));
@@ -172,12 +172,11 @@ ht_status hti_call_make(hti_attention_call *out, const ht_attention *plan,
 }
 
 static ht_status add_grads(hti_attention_call *c, const ht_attention *plan,
-                           const ht_attention_grads *g) {
+                           const ht_attention_grads *given) {
     ht_context *ctx = plan->ctx;
-    CHECK(ctx, g, HT_INVALID, "grads is NULL");
-    CHECK(ctx, g->size >= sizeof *g, HT_INVALID,
-          "ht_attention_grads.size is %zu, expected %zu; start from HT_ATTENTION_GRADS_INIT",
-          g->size, sizeof *g);
+    ht_attention_grads own;
+    TRY(HTI_TAKE(ctx, ht_attention_grads, &own, given));
+    const ht_attention_grads *g = &own;
     CHECK(ctx, c->saved, HT_INVALID, "saved is NULL: backward needs what forward left there");
     CHECK(ctx, plan->desc.has_bias || !g->dbias, HT_INVALID,
           "dbias is given, but the plan has has_bias 0");

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "core/philox.h"
+#include "core/sized.h"
 
 static ht_status check_enums(ht_context *ctx, const ht_attention_desc *d) {
     CHECK(ctx, (int)d->kind >= HT_HIERARCHICAL && (int)d->kind <= HT_LOCAL, HT_INVALID,
@@ -93,16 +94,22 @@ static ht_status check_open(ht_context *ctx, const ht_attention_desc *d) {
 }
 
 /* The one place that says what AUTO is. */
-ht_query ht_attention_query(const ht_attention_desc *d) {
+static ht_query taken_query(const ht_attention_desc *d) {
     if (d->query != HT_QUERY_AUTO) return d->query;
     return d->causal || d->open > 0 ? HT_QUERY_FINE : HT_QUERY_MEAN;
+}
+
+ht_query ht_attention_query(const ht_attention_desc *desc) {
+    ht_attention_desc d;
+    ht_status status = HTI_TAKE(NULL, ht_attention_desc, &d, desc);
+    return status == HT_OK ? taken_query(&d) : HT_QUERY_AUTO;
 }
 
 static void fill_defaults(ht_attention_desc *d) {
     if (d->kv_heads == 0) d->kv_heads = d->q_heads;
     if (d->value_dim == 0) d->value_dim = d->head_dim;
     if (d->block == 0) d->block = 16;
-    d->query = ht_attention_query(d);
+    d->query = taken_query(d);
     if (d->max_sequences == 0) d->max_sequences = d->max_rows;
     if (d->max_length == 0) d->max_length = d->max_rows;
     if (d->scale == 0 && d->head_dim > 0) d->scale = 1 / sqrt((double)d->head_dim);
@@ -114,12 +121,8 @@ ht_status ht_attention_create(ht_attention **out, ht_context *ctx, const ht_atte
     CHECK(ctx, out, HT_INVALID, "ht_attention_create: out is NULL");
     *out = NULL;
     CHECK(NULL, ctx, HT_INVALID, "ht_attention_create: ctx is NULL");
-    CHECK(ctx, desc, HT_INVALID, "ht_attention_create: desc is NULL");
-    CHECK(ctx, desc->size >= sizeof *desc, HT_INVALID,
-          "ht_attention_desc.size is %zu, expected %zu; start from HT_ATTENTION_DESC_INIT",
-          desc->size, sizeof *desc);
-    ht_attention_desc d = *desc;
-    d.size = sizeof d;
+    ht_attention_desc d;
+    TRY(HTI_TAKE(ctx, ht_attention_desc, &d, desc));
     fill_defaults(&d);
     TRY(check_enums(ctx, &d));
     TRY(check_shape(ctx, &d));
@@ -141,16 +144,14 @@ void ht_attention_destroy(ht_attention *plan) {
 }
 
 ht_status ht_attention_get_need(const ht_attention *plan, ht_attention_need *out) {
-    CHECK(plan->ctx, out && out->size >= sizeof *out, HT_INVALID,
-          "ht_attention_need.size is too small; start from HT_ATTENTION_NEED_INIT");
-    *out = plan->need;
+    TRY(HTI_WANT(plan->ctx, ht_attention_need, out));
+    HTI_GIVE(ht_attention_need, out, &plan->need);
     return HT_OK;
 }
 
 ht_status ht_attention_get_desc(const ht_attention *plan, ht_attention_desc *out) {
-    CHECK(plan->ctx, out && out->size >= sizeof *out, HT_INVALID,
-          "ht_attention_desc.size is too small; start from HT_ATTENTION_DESC_INIT");
-    *out = plan->desc;
+    TRY(HTI_WANT(plan->ctx, ht_attention_desc, out));
+    HTI_GIVE(ht_attention_desc, out, &plan->desc);
     return HT_OK;
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/philox.h"
+#include "core/sized.h"
 
 static const uint16_t *tokens_of(const ht_data *d) {
     return (const uint16_t *)(const void *)d->tokens.data;
@@ -95,11 +96,11 @@ static ht_status allocate(ht_data *d) {
     return HT_OK;
 }
 
-ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *desc) {
+ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *given) {
     CHECK(ctx, out, HT_INVALID, "ht_data_open: out is NULL");
     *out = NULL;
-    CHECK(ctx, desc && desc->size >= sizeof *desc, HT_INVALID,
-          "ht_data_desc.size is too small; start from HT_DATA_DESC_INIT");
+    ht_data_desc own, *desc = &own;
+    TRY(HTI_TAKE(ctx, ht_data_desc, &own, given));
     CHECK(ctx, desc->config, HT_INVALID, "ht_data_desc.config is NULL");
     CHECK(ctx, desc->holdout >= 0 && desc->holdout < 1, HT_INVALID,
           "holdout must be in [0, 1), got %g", desc->holdout);
@@ -141,15 +142,7 @@ static int64_t text_tokens(const ht_data *d) {
     return (to < d->text.count - 1 ? to : d->text.count) - from;
 }
 
-ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
-    CHECK(d->ctx, out && out->size >= sizeof *out, HT_INVALID,
-          "ht_data_info.size is too small; start from HT_DATA_INFO_INIT");
-    *out =
-        (ht_data_info){.size = out->size, .items = d->items, .longest = d->longest, .cut = d->cut};
-    out->tokens = (int64_t)(d->tokens.used / (d->narrow ? 1 : sizeof(uint16_t)));
-    out->documents = d->documents;
-    if (d->config.task == HT_TASK_LANGUAGE) out->tokens = text_tokens(d);
-    if (hti_config_by_token(&d->config)) return HT_OK; /* no labels */
+static ht_status count_labels(const ht_data *d, ht_data_info *out) {
     int64_t *count = hti_host_alloc(d->ctx, sizeof *count * (size_t)d->config.classes), most = 0;
     CHECK(d->ctx, count, HT_NOMEM, "out of memory: counting labels");
     memset(count, 0, sizeof *count * (size_t)d->config.classes);
@@ -160,6 +153,17 @@ ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
     }
     hti_host_free(d->ctx, count);
     out->majority = (double)most / (double)d->items;
+    return HT_OK;
+}
+
+ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
+    TRY(HTI_WANT(d->ctx, ht_data_info, out));
+    ht_data_info info = {.items = d->items, .longest = d->longest, .cut = d->cut};
+    info.tokens = (int64_t)(d->tokens.used / (d->narrow ? 1 : sizeof(uint16_t)));
+    info.documents = d->documents;
+    if (d->config.task == HT_TASK_LANGUAGE) info.tokens = text_tokens(d);
+    if (!hti_config_by_token(&d->config)) TRY(count_labels(d, &info));
+    HTI_GIVE(ht_data_info, out, &info);
     return HT_OK;
 }
 
@@ -221,18 +225,16 @@ static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw) {
     if (d->config.task != HT_TASK_DENOISE) d->batch_targets[slot] = labels_of(d)[item];
 }
 
-static ht_status finish(ht_data *d, ht_batch *out, int64_t items) {
-    CHECK(d->ctx, out && out->size >= sizeof *out, HT_INVALID,
-          "ht_batch.size is too small; start from HT_BATCH_INIT");
-    out->sequences = d->config.task == HT_TASK_LANGUAGE ? d->batch_sequences : items * per_item(d);
-    out->tokens = d->batch_tokens;
-    out->cu_seqlens = d->batch_starts;
-    out->targets = d->batch_targets;
-    return HT_OK;
+static void finish(ht_data *d, ht_batch *out, int64_t items) {
+    ht_batch batch = {
+        .tokens = d->batch_tokens, .cu_seqlens = d->batch_starts, .targets = d->batch_targets};
+    batch.sequences = d->config.task == HT_TASK_LANGUAGE ? d->batch_sequences : items * per_item(d);
+    HTI_GIVE(ht_batch, out, &batch);
 }
 
 ht_status ht_data_next(ht_data *d, ht_batch *out) {
     int64_t n = 0;
+    TRY(HTI_WANT(d->ctx, ht_batch, out));
     d->batch_starts[0] = 0;
     d->batch_sequences = 0;
     while (n < d->config.batch && d->next < d->items) {
@@ -243,7 +245,8 @@ ht_status ht_data_next(ht_data *d, ht_batch *out) {
         d->next = 0;
         return HT_END;
     }
-    return finish(d, out, n);
+    finish(d, out, n);
+    return HT_OK;
 }
 
 /* The order of an epoch: Fisher and Yates with the generator at (seed, epoch). */
@@ -262,13 +265,15 @@ static void shuffle(ht_data *d, int64_t epoch) {
 }
 
 ht_status ht_data_draw(ht_data *d, ht_batch *out) {
+    TRY(HTI_WANT(d->ctx, ht_batch, out));
     d->batch_starts[0] = 0;
     d->batch_sequences = 0;
     for (int64_t n = 0; n < d->config.batch; n++, d->position++) {
         shuffle(d, d->position / d->items);
         put_item(d, d->order[d->position % d->items], n, (uint64_t)d->position);
     }
-    return finish(d, out, d->config.batch);
+    finish(d, out, d->config.batch);
+    return HT_OK;
 }
 
 int64_t ht_data_position(const ht_data *d) { return d->position; }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/sized.h"
 #include "dist/world.h"
 
 /* Names of the four numbers, by launcher. mpirun's come first: it may run inside a Slurm job, whose
@@ -36,9 +37,8 @@ static ht_status read_number(int *out, const char *name, int least, int most) {
 }
 
 ht_status ht_place_find(ht_place *out) {
-    CHECK(NULL, out && out->size >= sizeof *out, HT_INVALID,
-          "ht_place.size is too small; start from HT_PLACE_INIT");
-    ht_place p = {.size = out->size, .ranks = 1, .local_ranks = 1};
+    TRY(HTI_WANT(NULL, ht_place, out));
+    ht_place p = {.ranks = 1, .local_ranks = 1};
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
         if (!getenv(launchers[i].ranks) || !getenv(launchers[i].rank)) continue;
         p.launcher = launchers[i].launcher;
@@ -49,6 +49,6 @@ ht_status ht_place_find(ht_place *out) {
         TRY(read_number(&p.local_ranks, launchers[i].local_ranks, 1, HTI_MOST_RANKS));
         break;
     }
-    *out = p;
+    HTI_GIVE(ht_place, out, &p);
     return HT_OK;
 }

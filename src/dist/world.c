@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/bf16.h"
+#include "core/sized.h"
 
 /* ---- open and close ---- */
 
@@ -81,9 +82,8 @@ void ht_world_close(ht_world *w, const char *failed) {
 }
 
 ht_status ht_world_get_place(const ht_world *w, ht_place *out) {
-    CHECK(w->ctx, out && out->size >= sizeof *out, HT_INVALID,
-          "ht_place.size is too small; start from HT_PLACE_INIT");
-    *out = w->place;
+    TRY(HTI_WANT(w->ctx, ht_place, out));
+    HTI_GIVE(ht_place, out, &w->place);
     return HT_OK;
 }
 

@@ -50,8 +50,6 @@ static int64_t rows_of(const hti_net *n, const ht_batch *b) {
 
 ht_status hti_batch_check(const hti_net *n, const ht_batch *b) {
     const ht_config *c = n->c;
-    CHECK(n->ctx, b && b->size >= sizeof *b, HT_INVALID,
-          "ht_batch.size is too small; start from HT_BATCH_INIT");
     CHECK(n->ctx, b->sequences >= 1 && b->sequences <= n->max_sequences, HT_INVALID,
           "a batch must have 1 to %lld sequences, got %lld", (long long)n->max_sequences,
           (long long)b->sequences);

@@ -449,7 +449,8 @@ ht_status hti_config_resolve(ht_context *ctx, ht_config *c) {
     if (c->hidden == 0) c->hidden = 4 * c->width;
     if (c->kv_heads == 0) c->kv_heads = c->heads;
     if (language) c->causal = 1;
-    ht_attention_desc coarse = {.query = (ht_query)c->query, .causal = (int)c->causal};
+    ht_attention_desc coarse = HT_ATTENTION_DESC_INIT;
+    coarse.query = (ht_query)c->query, coarse.causal = (int)c->causal;
     c->query = ht_attention_query(&coarse);
     if (c->embed_std == 0) c->embed_std = language ? 0.02 : 1;
     if (language) c->mask_zero = 0;

@@ -9,6 +9,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/sized.h"
+
 /* ---- memory: each layout measures with base NULL, then carves ---- */
 
 static void device_layout(ht_generator *g, hti_arena *a) {
@@ -147,13 +149,13 @@ ht_status ht_generator_create(ht_generator **out, ht_model *model, const ht_gene
     *out = NULL;
     CHECK(NULL, model, HT_INVALID, "ht_generator_create: model is NULL");
     ht_context *ctx = model->ctx;
-    CHECK(ctx, !desc || desc->size >= sizeof *desc, HT_INVALID,
-          "ht_generator_desc.size is too small; start from HT_GENERATOR_DESC_INIT");
+    ht_generator_desc own = HT_GENERATOR_DESC_INIT;
+    if (desc) TRY(HTI_TAKE(ctx, ht_generator_desc, &own, desc));
     CHECK(ctx, model->config.task == HT_TASK_LANGUAGE, HT_INVALID,
           "only a language model writes text; this one has task %s",
           ht_config_choice("task", (int)model->config.task));
-    int64_t slots = desc && desc->slots ? desc->slots : 1;
-    int64_t rows = desc && desc->rows ? desc->rows : 256;
+    int64_t slots = own.slots ? own.slots : 1;
+    int64_t rows = own.rows ? own.rows : 256;
     CHECK(ctx, slots >= 1 && slots <= 1 << 20, HT_INVALID, "slots must be 1 to 1048576, got %lld",
           (long long)slots);
     CHECK(ctx, rows >= 1 && rows <= 1 << 20, HT_INVALID, "rows must be 1 to 1048576, got %lld",
@@ -427,8 +429,6 @@ static ht_status check_sequence(const ht_generator *g, const ht_batch *b, int64_
 }
 
 static ht_status check_feed(const ht_generator *g, const int64_t *slots, const ht_batch *b) {
-    CHECK(g->ctx, b && b->size >= sizeof *b, HT_INVALID,
-          "ht_batch.size is too small; start from HT_BATCH_INIT");
     CHECK(g->ctx, b->sequences >= 1 && b->sequences <= g->slots, HT_INVALID,
           "a batch must have 1 to %lld sequences, got %lld", (long long)g->slots,
           (long long)b->sequences);
@@ -445,8 +445,10 @@ static ht_status check_feed(const ht_generator *g, const int64_t *slots, const h
 
 ht_status ht_generator_feed(ht_generator *g, const int64_t *slots, const ht_batch *batch,
                             float *logits, int every) {
-    feed f = {.slots = slots, .batch = batch, .logits = logits, .every = every};
-    TRY(check_feed(g, slots, batch));
+    ht_batch own;
+    TRY(HTI_TAKE(g->ctx, ht_batch, &own, batch));
+    feed f = {.slots = slots, .batch = &own, .logits = logits, .every = every};
+    TRY(check_feed(g, slots, &own));
     memset(g->done, 0, sizeof *g->done * (size_t)g->slots);
     for (take_pieces(g, &f); f.rows > 0; take_pieces(g, &f)) TRY(feed_pieces(g, &f));
     return HT_OK;

@@ -53,7 +53,7 @@ ht_status hti_generator_slot(const ht_generator *g, int64_t slot);
  * in [0, 1). Returns -1 if no logit is finite. */
 int32_t hti_sample(const ht_sampling *s, hti_candidate_token *room, const float *logits,
                    int64_t vocab, const int32_t *recent, int64_t recents, double draw);
-ht_status hti_sampling_check(ht_context *ctx, const ht_sampling *s);
+ht_status hti_sampling_take(ht_context *ctx, ht_sampling *out, const ht_sampling *given);
 double hti_log_probability(const float *logits, int64_t vocab, int32_t token);
 
 #endif

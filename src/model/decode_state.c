@@ -6,6 +6,7 @@
 
 #include "core/crc.h"
 #include "core/file.h"
+#include "core/sized.h"
 #include "model/decode.h"
 
 ht_status hti_generator_slot(const ht_generator *g, int64_t slot) {
@@ -63,14 +64,14 @@ static ht_status state_bytes(const ht_generator *g, int64_t slot, size_t *out) {
 
 ht_status ht_generator_get_state(const ht_generator *g, int64_t slot, ht_state_info *out) {
     TRY(hti_generator_slot(g, slot));
-    CHECK(g->ctx, out && out->size >= sizeof *out, HT_INVALID,
-          "ht_state_info.size is too small; start from HT_STATE_INFO_INIT");
-    *out = (ht_state_info){.size = out->size,
-                           .position = ht_cache_position(g->caches[0], slot),
-                           .rows = ht_cache_rows(g->caches[0], slot),
-                           .layers = g->model->config.layers,
-                           .kv_heads = g->model->config.kv_heads};
-    return state_bytes(g, slot, &out->bytes);
+    TRY(HTI_WANT(g->ctx, ht_state_info, out));
+    ht_state_info info = {.position = ht_cache_position(g->caches[0], slot),
+                          .rows = ht_cache_rows(g->caches[0], slot),
+                          .layers = g->model->config.layers,
+                          .kv_heads = g->model->config.kv_heads};
+    TRY(state_bytes(g, slot, &info.bytes));
+    HTI_GIVE(ht_state_info, out, &info);
+    return HT_OK;
 }
 
 static uint64_t mix(uint64_t hash, const void *data, size_t bytes) {

@@ -3,7 +3,7 @@
  */
 #include "model/model.h"
 
-#include <string.h>
+#include "core/sized.h"
 
 enum { STAGE = 4096 }; /* numbers that cross the wall at a time */
 
@@ -121,13 +121,11 @@ static ht_status check_index(const ht_model *m, int64_t index) {
 
 ht_status ht_model_tensor(const ht_model *m, int64_t index, ht_tensor_info *out) {
     TRY(check_index(m, index));
-    CHECK(m->ctx, out && out->size >= sizeof *out, HT_INVALID,
-          "ht_tensor_info.size is too small; start from HT_TENSOR_INFO_INIT");
+    TRY(HTI_WANT(m->ctx, ht_tensor_info, out));
     const hti_param *t = &m->params.list[index];
-    out->name = t->name;
-    out->rank = t->rank;
-    memcpy(out->shape, t->shape, sizeof out->shape);
-    out->count = t->count;
+    ht_tensor_info info = {
+        .name = t->name, .rank = t->rank, .shape = {t->shape[0], t->shape[1]}, .count = t->count};
+    HTI_GIVE(ht_tensor_info, out, &info);
     return HT_OK;
 }
 

@@ -5,11 +5,11 @@
 #include <stdlib.h>
 
 #include "core/philox.h"
+#include "core/sized.h"
 #include "model/decode.h"
 
-ht_status hti_sampling_check(ht_context *ctx, const ht_sampling *s) {
-    CHECK(ctx, s && s->size >= sizeof *s, HT_INVALID,
-          "ht_sampling.size is too small; start from HT_SAMPLING_INIT");
+ht_status hti_sampling_take(ht_context *ctx, ht_sampling *s, const ht_sampling *given) {
+    TRY(HTI_TAKE(ctx, ht_sampling, s, given));
     CHECK(ctx, s->temperature >= 0 && isfinite(s->temperature), HT_INVALID,
           "temperature must be at least 0, got %g", s->temperature);
     CHECK(ctx, s->top_k >= 0, HT_INVALID, "top_k must be at least 0, got %lld",
@@ -118,9 +118,11 @@ int32_t hti_sample(const ht_sampling *s, hti_candidate_token *c, const float *lo
     return c[kept - 1].token;
 }
 
-ht_status ht_sample(ht_context *ctx, const ht_sampling *s, const float *logits, int64_t vocab,
-                    const int32_t *recent, int64_t recents, double draw, int32_t *token) {
-    TRY(hti_sampling_check(ctx, s));
+ht_status ht_sample(ht_context *ctx, const ht_sampling *sampling, const float *logits,
+                    int64_t vocab, const int32_t *recent, int64_t recents, double draw,
+                    int32_t *token) {
+    ht_sampling s;
+    TRY(hti_sampling_take(ctx, &s, sampling));
     CHECK(ctx, logits && token && (recent || recents == 0), HT_INVALID, "ht_sample: NULL pointer");
     CHECK(ctx, vocab >= 1 && vocab <= INT32_MAX, HT_INVALID, "vocab must be at least 1, got %lld",
           (long long)vocab);
@@ -131,27 +133,28 @@ ht_status ht_sample(ht_context *ctx, const ht_sampling *s, const float *logits, 
               (int)recent[i]);
     hti_candidate_token *room = hti_host_alloc(ctx, sizeof *room * (size_t)vocab);
     CHECK(ctx, room, HT_NOMEM, "out of memory: %lld candidates", (long long)vocab);
-    *token = hti_sample(s, room, logits, vocab, recent, recents, draw);
+    *token = hti_sample(&s, room, logits, vocab, recent, recents, draw);
     hti_host_free(ctx, room);
     CHECK(ctx, *token >= 0, HT_INVALID, "no logit is finite");
     return HT_OK;
 }
 
-ht_status ht_generator_sample(const ht_generator *g, int64_t slot, const ht_sampling *s,
+ht_status ht_generator_sample(const ht_generator *g, int64_t slot, const ht_sampling *sampling,
                               int32_t *token, double *log_probability) {
+    ht_sampling s;
     int64_t vocab = g->model->config.vocab;
     TRY(hti_generator_slot(g, slot));
-    TRY(hti_sampling_check(g->ctx, s));
+    TRY(hti_sampling_take(g->ctx, &s, sampling));
     CHECK(g->ctx, token, HT_INVALID, "ht_generator_sample: token is NULL");
     int64_t position = ht_cache_position(g->caches[0], slot);
     CHECK(g->ctx, position > 0, HT_INVALID,
           "slot %lld is empty: feed it a token before asking for the next", (long long)slot);
     const float *logits = g->last_logits + slot * vocab;
-    hti_philox w = hti_philox_draw(s->seed, (uint32_t)position, (uint32_t)(position >> 32), 0, 0);
+    hti_philox w = hti_philox_draw(s.seed, (uint32_t)position, (uint32_t)(position >> 32), 0, 0);
     double draw = ((double)w.w[0] + (double)(w.w[1] >> 11) * 0x1p-21) * 0x1p-32;
     int64_t recents = position < HTI_RECENT ? position : HTI_RECENT;
     *token =
-        hti_sample(s, g->candidates, logits, vocab, g->recent + slot * HTI_RECENT, recents, draw);
+        hti_sample(&s, g->candidates, logits, vocab, g->recent + slot * HTI_RECENT, recents, draw);
     CHECK(g->ctx, *token >= 0, HT_DEVICE, "the model's logits are not numbers any more");
     if (log_probability) *log_probability = hti_log_probability(logits, vocab, *token);
     return HT_OK;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "core/file.h"
+#include "core/sized.h"
 
 typedef struct steps {
     struct dirent **list; /* oldest first */
@@ -109,13 +110,12 @@ static ht_status resume(ht_trainer *t, ht_data *data, const char *folder, const 
 ht_status ht_trainer_resume(ht_trainer *t, ht_data *data, const char *folder, ht_resume_info *out) {
     CHECK(NULL, t, HT_INVALID, "ht_trainer_resume: trainer is NULL");
     CHECK(t->ctx, folder, HT_INVALID, "ht_trainer_resume: folder is NULL");
-    CHECK(t->ctx, !out || out->size >= sizeof *out, HT_INVALID,
-          "ht_resume_info.size is too small; start from HT_RESUME_INFO_INIT");
+    if (out) TRY(HTI_WANT(t->ctx, ht_resume_info, out));
     steps s;
-    ht_resume_info info = {.size = sizeof info, .step = -1};
+    ht_resume_info info = {.step = -1};
     TRY(list_steps(&s, t->ctx, folder));
     ht_status status = resume(t, data, folder, &s, &info);
     free_steps(&s);
-    if (out) *out = info;
+    if (out) HTI_GIVE(ht_resume_info, out, &info);
     return status;
 }

@@ -36,18 +36,19 @@ ht_status ht_trainer_read_qkv(ht_trainer *t, const ht_batch *batch, int64_t laye
                               float *k, float *v) {
     const ht_config *c = &t->model->config;
     const hti_net *n = &t->net;
+    ht_batch own;
     CHECK(t->ctx, q && k && v, HT_INVALID, "ht_trainer_read_qkv: q, k or v is NULL");
     CHECK(t->ctx, layer >= 0 && layer < c->layers, HT_INVALID, "layer must be 0 to %lld, got %lld",
           (long long)c->layers - 1, (long long)layer);
     CHECK(t->ctx, c->mask_zero != HTI_LEAVE_OUT, HT_UNSUPPORTED,
           "ht_trainer_read_qkv: rows that mask_zero 2 leaves out have no queries and keys");
-    TRY(hti_net_load(&t->net, batch));
+    TRY(hti_trainer_load(t, &own, batch));
     TRY(hti_net_layers(&t->net, 0, layer + 1));
     int64_t width = c->inner + 2 * HTI_KV;
     void *buffer = hti_host_alloc(t->ctx, (size_t)width * hti_bytes(t->model->dtype));
     CHECK(t->ctx, buffer, HT_NOMEM, "out of memory: a row of %lld numbers", (long long)width);
     ht_status status = HT_OK;
-    for (int64_t i = 0, at = 0; i < batch->sequences; i++)
+    for (int64_t i = 0, at = 0; i < own.sequences; i++)
         for (int64_t r = 0; r < n->count_host[i] && status == HT_OK; r++)
             status = read_row(t, buffer, layer, n->start_host[i] + r, at++, q, k, v);
     hti_host_free(t->ctx, buffer);

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "core/file.h"
+#include "core/sized.h"
 #include "data/data.h"
 #include "train/folder.h"
 
@@ -203,9 +204,9 @@ static ht_status loop(run *r) {
     return HT_OK;
 }
 
-ht_status ht_train(ht_trainer *t, const ht_train_desc *desc) {
-    CHECK(t->ctx, desc && desc->size >= sizeof *desc, HT_INVALID,
-          "ht_train_desc.size is too small; start from HT_TRAIN_DESC_INIT");
+ht_status ht_train(ht_trainer *t, const ht_train_desc *given) {
+    ht_train_desc own, *desc = &own;
+    TRY(HTI_TAKE(t->ctx, ht_train_desc, &own, given));
     CHECK(t->ctx, desc->folder && desc->train, HT_INVALID,
           "ht_train needs a folder and data to train on");
     CHECK(t->ctx, t->grads, HT_INVALID, "this trainer was made for inference; it cannot train");

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/bf16.h"
+#include "core/sized.h"
 
 /* ---- create and destroy ---- */
 
@@ -29,9 +30,9 @@ ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_
     *out = NULL;
     CHECK(NULL, model, HT_INVALID, "ht_trainer_create: model is NULL");
     ht_context *ctx = model->ctx;
-    CHECK(ctx, !desc || desc->size >= sizeof *desc, HT_INVALID,
-          "ht_trainer_desc.size is too small; start from HT_TRAINER_DESC_INIT");
-    ht_config config = desc && desc->config ? *desc->config : model->config;
+    ht_trainer_desc own = HT_TRAINER_DESC_INIT;
+    if (desc) TRY(HTI_TAKE(ctx, ht_trainer_desc, &own, desc));
+    ht_config config = own.config ? *own.config : model->config;
     TRY(hti_config_resolve(ctx, &config));
     CHECK(ctx, !model->config.learned || config.length <= model->config.length, HT_INVALID,
           "length %lld is more than the %lld positions that the model has learned",
@@ -42,7 +43,7 @@ ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_
     t->model = model;
     t->ctx = ctx;
     t->config = config;
-    ht_status status = desc && desc->inference ? HT_OK : allocate(t);
+    ht_status status = own.inference ? HT_OK : allocate(t);
     if (status == HT_OK) status = hti_net_create(&t->net, model, &config, t->grads);
     if (status != HT_OK) {
         ht_trainer_destroy(t);
@@ -90,13 +91,19 @@ static ht_status clear_out(ht_trainer *t) {
     return t->ctx->ops->fill(t->ctx, &t->net.step->out, 0, sizeof t->net.step->out);
 }
 
+/* Callers' reports may be NULL. */
+static ht_status want(const ht_trainer *t, const ht_report *out) {
+    return out ? HTI_WANT(t->ctx, ht_report, out) : HT_OK;
+}
+
+static void give(ht_report *out, const ht_report *r) {
+    if (out) HTI_GIVE(ht_report, out, r);
+}
+
 static ht_status receive(ht_trainer *t, ht_report *r, int64_t tokens) {
     hti_step s;
     TRY(t->ctx->ops->copy_out(t->ctx, &s, t->net.step, sizeof s));
-    if (!r) return HT_OK;
-    CHECK(t->ctx, r->size >= sizeof *r, HT_INVALID,
-          "ht_report.size is too small; start from HT_REPORT_INIT");
-    *r = (ht_report){.size = r->size,
+    *r = (ht_report){.size = sizeof *r,
                      .targets = (int64_t)s.out.targets,
                      .correct = (int64_t)s.out.correct,
                      .tokens = tokens,
@@ -195,37 +202,59 @@ ht_status hti_step_add(ht_trainer *t, const ht_batch *batch, int64_t count) {
 ht_status hti_step_update(ht_trainer *t) { return run(t, HTI_UPDATE, run_update); }
 
 ht_status hti_step_end(ht_trainer *t, ht_report *out) {
-    ht_report r = HT_REPORT_INIT;
-    CHECK(t->ctx, !out || out->size >= sizeof *out, HT_INVALID,
-          "ht_report.size is too small; start from HT_REPORT_INIT");
-    TRY(receive(t, &r, t->tokens));
+    TRY(receive(t, out, t->tokens));
     t->step++;
-    t->applied += r.applied;
-    if (out) *out = r;
+    t->applied += out->applied;
     return HT_OK;
 }
 
+/* Batch i of an array, whose structs lie as far apart as the caller's are large. */
+static ht_status take_batch(const ht_trainer *t, ht_batch *out, const ht_batch *batches,
+                            int64_t i) {
+    const void *at = (const char *)batches + (size_t)i * batches->size;
+    return HTI_TAKE(t->ctx, ht_batch, out, at);
+}
+
 ht_status ht_trainer_step(ht_trainer *t, const ht_batch *batches, int64_t count, ht_report *out) {
+    ht_batch batch;
+    ht_report report;
     CHECK(t->ctx, batches && count >= 1, HT_INVALID, "a step needs at least one batch, got %lld",
           (long long)count);
+    TRY(want(t, out));
+    for (int64_t i = 0; i < count; i++) TRY(take_batch(t, &batch, batches, i));
     TRY(hti_step_begin(t));
-    for (int64_t i = 0; i < count; i++) TRY(hti_step_add(t, &batches[i], count));
+    for (int64_t i = 0; i < count; i++) {
+        TRY(take_batch(t, &batch, batches, i));
+        TRY(hti_step_add(t, &batch, count));
+    }
     TRY(hti_step_update(t));
-    return hti_step_end(t, out);
+    TRY(hti_step_end(t, &report));
+    give(out, &report);
+    return HT_OK;
 }
 
 /* ---- without an update ---- */
 
-ht_status ht_trainer_gradient(ht_trainer *t, const ht_batch *batch, ht_report *out) {
-    TRY(need_gradients(t));
+ht_status hti_trainer_load(ht_trainer *t, ht_batch *out, const ht_batch *batch) {
+    TRY(HTI_TAKE(t->ctx, ht_batch, out, batch));
     TRY(clear_out(t));
-    TRY(hti_net_load(&t->net, batch));
+    return hti_net_load(&t->net, out);
+}
+
+ht_status ht_trainer_gradient(ht_trainer *t, const ht_batch *batch, ht_report *out) {
+    ht_batch own;
+    ht_report report;
+    TRY(need_gradients(t));
+    TRY(want(t, out));
+    TRY(hti_trainer_load(t, &own, batch));
     CHECK(t->ctx, t->net.batch_targets > 0, HT_INVALID, "the batch has no targets to learn from");
     TRY(send(t, 1 / (double)t->net.batch_targets, 0));
     TRY(run_micro(t));
     TRY(hti_models(t->ctx)->square(t->ctx, t->model->dtype, t->net.step, t->grads,
                                    t->model->params.total));
-    return receive(t, out, t->net.batch_tokens);
+    TRY(receive(t, &report, t->net.batch_tokens));
+    give(out, &report);
+    return HT_OK;
 }
 
 ht_status ht_trainer_read_gradient(const ht_trainer *t, int64_t index, double *out) {
@@ -238,12 +267,16 @@ ht_status ht_trainer_read_gradient(const ht_trainer *t, int64_t index, double *o
 }
 
 ht_status ht_trainer_evaluate(ht_trainer *t, const ht_batch *batch, ht_report *out) {
-    TRY(clear_out(t));
-    TRY(hti_net_load(&t->net, batch));
+    ht_batch own;
+    ht_report report;
+    TRY(want(t, out));
+    TRY(hti_trainer_load(t, &own, batch));
     TRY(send(t, 1, 0));
     TRY(hti_net_forward(&t->net, 0));
     TRY(hti_net_loss(&t->net));
-    return receive(t, out, t->net.batch_tokens);
+    TRY(receive(t, &report, t->net.batch_tokens));
+    give(out, &report);
+    return HT_OK;
 }
 
 /* Rows of the device's logits (dtype of the model) as float. */
@@ -290,16 +323,16 @@ static ht_status read_losses(ht_trainer *t, float *out) {
 }
 
 ht_status ht_trainer_predict(ht_trainer *t, const ht_batch *batch, float *out) {
+    ht_batch own;
     CHECK(t->ctx, out, HT_INVALID, "ht_trainer_predict: out is NULL");
     int language = t->config.task == HT_TASK_LANGUAGE;
     CHECK(t->ctx, t->config.task != HT_TASK_DENOISE, HT_UNSUPPORTED,
           "a model that denoises has no predictions to give; train a classifier from it");
-    TRY(clear_out(t));
-    TRY(hti_net_load(&t->net, batch));
+    TRY(hti_trainer_load(t, &own, batch));
     TRY(send(t, 1, 0));
     TRY(hti_net_forward(&t->net, 0));
     if (language) {
-        CHECK(t->ctx, batch->targets, HT_INVALID, "a language model's losses need targets");
+        CHECK(t->ctx, own.targets, HT_INVALID, "a language model's losses need targets");
         TRY(hti_net_loss(&t->net));
         return read_losses(t, out);
     }
@@ -335,17 +368,18 @@ ht_status ht_trainer_logits(ht_trainer *t, const ht_batch *batch, double *out) {
     const hti_net *n = &t->net;
     int64_t vocab = t->model->config.vocab;
     void *room;
+    ht_batch own;
     CHECK(t->ctx, out, HT_INVALID, "ht_trainer_logits: out is NULL");
     CHECK(
         t->ctx, t->config.task == HT_TASK_LANGUAGE, HT_INVALID,
         "ht_trainer_logits is for language models; ht_trainer_predict gives those of classifiers");
-    TRY(hti_net_load(&t->net, batch));
+    TRY(hti_trainer_load(t, &own, batch));
     TRY(send(t, 1, 0));
     TRY(hti_net_forward(&t->net, 0));
     TRY(t->ctx->ops->alloc(t->ctx, &room,
                            (size_t)(ROWS * vocab) * hti_wide_bytes(t->model->dtype)));
     ht_status status = HT_OK;
-    for (int64_t i = 0; i < batch->sequences && status == HT_OK; i++) {
+    for (int64_t i = 0; i < own.sequences && status == HT_OK; i++) {
         for (int64_t k = 0; k < n->count_host[i] && status == HT_OK; k += ROWS) {
             int64_t rows = n->count_host[i] - k < ROWS ? n->count_host[i] - k : ROWS;
             status = logits_rows(t, out, room, n->start_host[i] + k, rows);

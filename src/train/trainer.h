@@ -43,6 +43,9 @@ ht_status hti_muon_update(const ht_trainer *t);
 /* Would ht_trainer_restore take the file, by its header? */
 ht_status hti_trainer_readable(const ht_trainer *t, const char *path);
 
+/* A caller's batch as this library has it, onto the device. */
+ht_status hti_trainer_load(ht_trainer *t, ht_batch *out, const ht_batch *batch);
+
 /* The learning rate of step s = 0, 1, ... */
 double hti_rate(const ht_config *c, int64_t s);
 

@@ -526,7 +526,7 @@ static void faults(void **state) {
         {{sizeof(ht_sampling), 1, 0, 1.5, 0, 1, 0}, "top_p must be in (0, 1], got 1.5"},
         {{sizeof(ht_sampling), 1, 0, 1, 2, 1, 0}, "min_p must be in [0, 1], got 2"},
         {{sizeof(ht_sampling), 1, 0, 1, 0, 0.5, 0}, "repeat_penalty must be at least 1, got 0.5"},
-        {{3, 1, 0, 1, 0, 1, 0}, "size is too small"},
+        {{3, 1, 0, 1, 0, 1, 0}, "ht_sampling.size must be 48"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         REFUSED(ref, ht_generator_sample(g, 0, &wrong[i].s, &token, NULL), HT_INVALID,

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "core/sized.h"
 #ifdef HTI_ZSTD
 #include <zstd.h>
 #endif
@@ -174,11 +176,11 @@ static ht_status make(hti_set *s) {
                     task);
 }
 
-ht_status ht_set_write(ht_context *ctx, const ht_set_desc *desc, ht_set_info *out) {
-    CHECK(ctx, desc && desc->size >= sizeof *desc, HT_INVALID,
-          "ht_set_desc.size is too small; start from HT_SET_DESC_INIT");
-    CHECK(ctx, out && out->size >= sizeof *out, HT_INVALID,
-          "ht_set_info.size is too small; start from HT_SET_INFO_INIT");
+ht_status ht_set_write(ht_context *ctx, const ht_set_desc *given, ht_set_info *out) {
+    ht_set_desc own, *desc = &own;
+    ht_set_info info = HT_SET_INFO_INIT;
+    TRY(HTI_TAKE(ctx, ht_set_desc, &own, given));
+    TRY(HTI_WANT(ctx, ht_set_info, out));
     CHECK(ctx, desc->task, HT_INVALID, "ht_set_desc.task is NULL");
     CHECK(ctx, desc->seed >= 0, HT_INVALID, "seed must not be negative, got %lld",
           (long long)desc->seed);
@@ -187,9 +189,9 @@ ht_status ht_set_write(ht_context *ctx, const ht_set_desc *desc, ht_set_info *ou
     for (int i = 0; i < 3; i++)
         CHECK(ctx, desc->items[i] >= 0 && desc->items[i] <= 1000000000, HT_INVALID,
               "items must be 0 to 1000000000, got %lld", (long long)desc->items[i]);
-    *out = (ht_set_info){.size = out->size};
-    hti_set s = {.ctx = ctx, .desc = desc, .info = out};
+    hti_set s = {.ctx = ctx, .desc = desc, .info = &info};
     TRY(desc->source ? import(&s) : make(&s));
-    out->known = desc->source && is_published(&s);
+    info.known = desc->source && is_published(&s);
+    HTI_GIVE(ht_set_info, out, &info);
     return HT_OK;
 }
