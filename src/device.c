@@ -131,9 +131,12 @@ void ht_context_destroy(ht_context *ctx) {
     hti_host_free(&copy, ctx);
 }
 
-const char *ht_context_device(const ht_context *ctx) { return ctx->device; }
-int ht_context_threads(const ht_context *ctx) { return ctx->threads; }
-ht_status ht_context_synchronize(ht_context *ctx) { return ctx->ops->synchronize(ctx); }
+const char *ht_context_device(const ht_context *ctx) { return ctx ? ctx->device : ""; }
+int ht_context_threads(const ht_context *ctx) { return ctx ? ctx->threads : 0; }
+ht_status ht_context_synchronize(ht_context *ctx) {
+    NEED(ctx);
+    return ctx->ops->synchronize(ctx);
+}
 
 ht_status hti_scratch(ht_context *ctx, void **out, size_t bytes) {
     if (bytes > ctx->scratch_bytes) {
@@ -150,16 +153,18 @@ ht_status hti_scratch(ht_context *ctx, void **out, size_t bytes) {
 /* ---- device memory ---- */
 
 ht_status ht_memory_alloc(ht_context *ctx, void **out, size_t bytes) {
+    NEED(ctx);
     CHECK(ctx, out, HT_INVALID, "ht_memory_alloc: out is NULL");
     *out = NULL;
     return ctx->ops->alloc(ctx, out, bytes);
 }
 
 void ht_memory_free(ht_context *ctx, void *block) {
-    if (block) ctx->ops->release(ctx, block);
+    if (ctx && block) ctx->ops->release(ctx, block);
 }
 
 ht_status ht_memory_copy_in(ht_context *ctx, void *device_dst, const void *host_src, size_t bytes) {
+    NEED(ctx);
     CHECK(ctx, bytes == 0 || (device_dst && host_src), HT_INVALID,
           "ht_memory_copy_in: NULL pointer");
     if (bytes == 0) return HT_OK;
@@ -169,12 +174,14 @@ ht_status ht_memory_copy_in(ht_context *ctx, void *device_dst, const void *host_
 
 ht_status ht_memory_copy_out(ht_context *ctx, void *host_dst, const void *device_src,
                              size_t bytes) {
+    NEED(ctx);
     CHECK(ctx, bytes == 0 || (host_dst && device_src), HT_INVALID,
           "ht_memory_copy_out: NULL pointer");
     return bytes ? ctx->ops->copy_out(ctx, host_dst, device_src, bytes) : HT_OK;
 }
 
 ht_status ht_memory_copy(ht_context *ctx, void *device_dst, const void *device_src, size_t bytes) {
+    NEED(ctx);
     CHECK(ctx, bytes == 0 || (device_dst && device_src), HT_INVALID,
           "ht_memory_copy: NULL pointer");
     return bytes ? ctx->ops->copy(ctx, device_dst, device_src, bytes) : HT_OK;

@@ -313,6 +313,8 @@ static void plan_answers(void **state) {
                                         {65, 3}, {128, 3}, {129, 4}, {1 << 20, 16}, {1 << 30, 26}};
     for (size_t i = 0; i < COUNT(levels); i++)
         assert_int_equal(ht_attention_levels(plan, levels[i][0]), levels[i][1]);
+    assert_int_equal(ht_attention_levels(plan, INT64_MAX), 59); /* 16 * 2^59 = 2^63 */
+    assert_int_equal(ht_attention_levels(plan, INT64_MIN), 1);
     ht_attention_destroy(plan);
     ht_attention_destroy(NULL);
 }
@@ -454,6 +456,7 @@ static void call_tensors(void **state) {
     BAD_ARGS(a.out.batch_stride = 319, "out", "319");
     BAD_ARGS(a.lse.row_stride = 1, "lse", "1");
     BAD_ARGS(a.bias = call.args.q.data, "bias", "has_bias");
+    BAD_ARGS(a.batch = INT64_MAX, "batch", "9223372036854775807");
     BAD_GRADS(g.size = 8, "ht_attention_grads.size", "");
     BAD_GRADS(g.dout.data = NULL, "dout.data", "NULL");
     BAD_GRADS(g.dq.data = NULL, "dq.data", "NULL");
@@ -466,6 +469,33 @@ static void call_tensors(void **state) {
     BAD_GRADS(g.dout.head_stride = -1, "dout", "-1");
     BAD_GRADS(g.dbias = call.grads.dq.data, "dbias", "has_bias");
     BAD_GRADS(a.saved = NULL, "saved", "NULL");
+    session_forward(&call);
+    session_backward(&call);
+}
+
+#define OFF(field, by) field = (void *)((char *)(uintptr_t)field + (by))
+
+/* Addresses between those that numbers of their type have. */
+static void call_places(void **state) {
+    (void)state;
+    static const int32_t cu[] = {0, 20, 40, 40};
+    problem p;
+    open_call(&p, CASE(.batch = 2, .length = 20, .bias = 1, .dlse = 1));
+    BAD_ARGS(OFF(a.q.data, 2), "q begins at", "multiple of 4");
+    BAD_ARGS(OFF(a.k.data, 1), "k begins at", "multiple of 4");
+    BAD_ARGS(OFF(a.v.data, 3), "v begins at", "multiple of 4");
+    BAD_ARGS(OFF(a.out.data, 2), "out begins at", "multiple of 4");
+    BAD_ARGS(OFF(a.lse.data, 2), "lse begins at", "multiple of 4");
+    BAD_ARGS(OFF(a.bias, 2), "bias begins at", "multiple of 4");
+    BAD_ARGS(OFF(a.saved, 4), "saved begins at", "multiple of 8");
+    BAD_ARGS(OFF(a.scratch, 4), "scratch begins at", "multiple of 8");
+    BAD_ARGS((a.cu_seqlens = cu, OFF(a.cu_seqlens, 1)), "cu_seqlens begins at", "multiple of 4");
+    BAD_GRADS(OFF(g.dout.data, 2), "dout begins at", "multiple of 4");
+    BAD_GRADS(OFF(g.dlse.data, 2), "dlse begins at", "multiple of 4");
+    BAD_GRADS(OFF(g.dq.data, 2), "dq begins at", "multiple of 4");
+    BAD_GRADS(OFF(g.dk.data, 2), "dk begins at", "multiple of 4");
+    BAD_GRADS(OFF(g.dv.data, 2), "dv begins at", "multiple of 4");
+    BAD_GRADS(OFF(g.dbias, 2), "dbias begins at", "multiple of 4");
     session_forward(&call);
     session_backward(&call);
 }
@@ -564,6 +594,7 @@ static void list(void) {
     harness_add("plan kernels", plan_kernels, NULL);
     harness_add("call rows", call_rows, NULL);
     harness_add("call tensors", call_tensors, NULL);
+    harness_add("call places", call_places, NULL);
     harness_add("call bias", call_bias, NULL);
     harness_add("call too large", call_too_large, NULL);
     harness_add("caches", caches, NULL);

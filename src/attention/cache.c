@@ -132,9 +132,10 @@ static ht_status check_cache(ht_context *ctx, const ht_attention_desc *d, int64_
 }
 
 ht_status ht_cache_create(ht_cache **out, const ht_attention *plan, int64_t slots) {
-    ht_context *ctx = plan->ctx;
-    CHECK(ctx, out, HT_INVALID, "ht_cache_create: out is NULL");
+    CHECK(plan ? plan->ctx : NULL, out, HT_INVALID, "ht_cache_create: out is NULL");
     *out = NULL;
+    NEED(plan);
+    ht_context *ctx = plan->ctx;
     TRY(check_cache(ctx, &plan->desc, slots));
     ht_cache *cache = hti_host_alloc(ctx, sizeof *cache);
     CHECK(ctx, cache, HT_NOMEM, "out of memory: %zu bytes for a cache", sizeof *cache);
@@ -173,8 +174,6 @@ void ht_cache_destroy(ht_cache *cache) {
 static ht_status choose_slots(ht_cache *cache, const int64_t *slots, int64_t count) {
     ht_context *ctx = cache->plan.ctx;
     int64_t *chosen = cache->order, *at = cache->order + cache->slots;
-    CHECK(ctx, count <= cache->slots, HT_INVALID, "%lld sequences for a cache of %lld slots",
-          (long long)count, (long long)cache->slots);
     for (int64_t b = 0; b < count; b++) {
         int64_t s = slots ? slots[b] : b;
         CHECK(ctx, s >= 0 && s < cache->slots, HT_INVALID,
@@ -193,10 +192,11 @@ static ht_status choose_slots(ht_cache *cache, const int64_t *slots, int64_t cou
 }
 
 ht_status ht_cache_extend(ht_cache *cache, const int64_t *slots, const ht_attention_args *args) {
+    NEED(cache);
     ht_context *ctx = cache->plan.ctx;
     hti_cache_call call;
     int64_t longest = 0;
-    TRY(hti_call_make(&call.a, &cache->plan, args, 0));
+    TRY(hti_call_make(&call.a, &cache->plan, args, cache->slots));
     TRY(choose_slots(cache, slots, call.a.sequences));
     for (int64_t b = 0; b < call.a.sequences; b++) {
         int64_t n = hti_call_length(&call.a, b), at = cache->order[cache->slots + b];
@@ -229,17 +229,18 @@ static ht_status check_slot(const ht_cache *cache, int64_t slot) {
 }
 
 int64_t ht_cache_position(const ht_cache *cache, int64_t slot) {
-    return slot >= 0 && slot < cache->slots ? cache->positions[slot] : -1;
+    return cache && slot >= 0 && slot < cache->slots ? cache->positions[slot] : -1;
 }
 
 int64_t ht_cache_rows(const ht_cache *cache, int64_t slot) {
-    if (slot < 0 || slot >= cache->slots) return -1;
+    if (!cache || slot < 0 || slot >= cache->slots) return -1;
     if (cache->plan.desc.kind == HT_FULL) return cache->positions[slot];
     return 2 * cache->plan.desc.block * levels_for(cache, cache->positions[slot]);
 }
 
 /* No cluster's part is known any more. */
 ht_status ht_cache_reset(ht_cache *cache, int64_t slot) {
+    NEED(cache);
     ht_context *ctx = cache->plan.ctx;
     TRY(check_slot(cache, slot));
     for (int l = 0; l < cache->levels; l++) {
@@ -254,6 +255,7 @@ ht_status ht_cache_reset(ht_cache *cache, int64_t slot) {
 }
 
 ht_status ht_cache_fork(ht_cache *cache, int64_t to, int64_t from) {
+    NEED(cache);
     ht_context *ctx = cache->plan.ctx;
     TRY(check_slot(cache, to));
     TRY(check_slot(cache, from));
@@ -348,6 +350,7 @@ static ht_status move_slot(const ht_cache *cache, int64_t slot, int64_t position
 }
 
 ht_status ht_cache_save_bytes(const ht_cache *cache, int64_t slot, size_t *bytes) {
+    NEED(cache);
     TRY(check_slot(cache, slot));
     CHECK(cache->plan.ctx, bytes, HT_INVALID, "ht_cache_save_bytes: bytes is NULL");
     *bytes = saved_bytes(cache, cache->positions[slot]);
@@ -355,6 +358,7 @@ ht_status ht_cache_save_bytes(const ht_cache *cache, int64_t slot, size_t *bytes
 }
 
 ht_status ht_cache_save(const ht_cache *cache, int64_t slot, void *buffer, size_t bytes) {
+    NEED(cache);
     ht_context *ctx = cache->plan.ctx;
     TRY(check_slot(cache, slot));
     size_t need = saved_bytes(cache, cache->positions[slot]);
@@ -394,6 +398,7 @@ static ht_status check_header(const ht_cache *cache, const header *h, size_t byt
 }
 
 ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer, size_t bytes) {
+    NEED(cache);
     ht_context *ctx = cache->plan.ctx;
     header h;
     TRY(check_slot(cache, slot));

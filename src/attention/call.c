@@ -9,7 +9,13 @@
 
 typedef struct shape {
     int64_t batch, length, heads, dim; /* packed: batch 1, length = rows of all */
+    size_t element;                    /* bytes */
 } shape;
+
+/* Of lse and bias, and what saved and scratch may begin with. */
+static size_t wide_bytes(const ht_attention_desc *d) {
+    return d->dtype == HT_F64 ? sizeof(double) : sizeof(float);
+}
 
 /* The shapes of a call's tensors and of their gradients. */
 typedef struct shapes {
@@ -19,11 +25,13 @@ typedef struct shapes {
 static shapes shapes_of(const hti_attention_call *c) {
     const ht_attention_desc *d = c->desc;
     int packed = c->cu_seqlens != NULL;
-    shape q = {packed ? 1 : c->sequences, packed ? c->rows : c->length, d->q_heads, d->head_dim};
+    shape q = {packed ? 1 : c->sequences, packed ? c->rows : c->length, d->q_heads, d->head_dim,
+               hti_bytes(d->dtype)};
     shapes s = {q, q, q, q, q};
     s.k.heads = s.v.heads = d->kv_heads;
     s.v.dim = s.out.dim = d->value_dim;
     s.lse.dim = 1;
+    s.lse.element = wide_bytes(d);
     return s;
 }
 
@@ -66,11 +74,19 @@ static ht_status check_extent(ht_context *ctx, const char *name, const ht_tensor
     return HT_OK;
 }
 
+/* A number must lie where numbers of its type may. */
+static ht_status check_place(ht_context *ctx, const char *name, const void *at, size_t bytes) {
+    CHECK(ctx, (uintptr_t)at % bytes == 0, HT_INVALID,
+          "%s begins at address %p, which is no multiple of %zu bytes", name, at, bytes);
+    return HT_OK;
+}
+
 /* An absent optional tensor (data NULL) stays absent. */
 static ht_status resolve(ht_tensor *out, ht_context *ctx, const char *name, const ht_tensor *in,
                          const shape *s, int packed, int is_output) {
     *out = *in;
     if (!out->data) return HT_OK;
+    TRY(check_place(ctx, name, in->data, s->element));
     TRY(check_stride(ctx, name, "batch", in->batch_stride));
     TRY(check_stride(ctx, name, "row", in->row_stride));
     TRY(check_stride(ctx, name, "head", in->head_stride));
@@ -104,9 +120,16 @@ static ht_status count_packed(hti_attention_call *c, ht_context *ctx, const ht_a
     return HT_OK;
 }
 
-static ht_status count_rows(hti_attention_call *c, ht_context *ctx, const ht_attention_args *a) {
+/* The number of sequences comes first: as many entries of cu_seqlens are read. */
+static ht_status count_rows(hti_attention_call *c, ht_context *ctx, const ht_attention_args *a,
+                            int64_t slots) {
     CHECK(ctx, a->batch >= 1, HT_INVALID, "batch must be at least 1, got %lld",
           (long long)a->batch);
+    CHECK(ctx, slots || a->batch <= c->desc->max_sequences, HT_INVALID,
+          "batch %lld is more than the plan's max_sequences %lld", (long long)a->batch,
+          (long long)c->desc->max_sequences);
+    CHECK(ctx, !slots || a->batch <= slots, HT_INVALID, "%lld sequences for a cache of %lld slots",
+          (long long)a->batch, (long long)slots);
     c->sequences = a->batch;
     c->cu_seqlens = a->cu_seqlens;
     if (a->cu_seqlens) return count_packed(c, ctx, a);
@@ -120,9 +143,6 @@ static ht_status count_rows(hti_attention_call *c, ht_context *ctx, const ht_att
 
 static ht_status check_bounds(const hti_attention_call *c, ht_context *ctx) {
     const ht_attention_desc *d = c->desc;
-    CHECK(ctx, c->sequences <= d->max_sequences, HT_INVALID,
-          "batch %lld is more than the plan's max_sequences %lld", (long long)c->sequences,
-          (long long)d->max_sequences);
     CHECK(ctx, c->rows <= d->max_rows, HT_INVALID,
           "%lld rows are more than the plan's max_rows %lld", (long long)c->rows,
           (long long)d->max_rows);
@@ -135,15 +155,16 @@ static ht_status check_bounds(const hti_attention_call *c, ht_context *ctx) {
 /* ---- calls ---- */
 
 ht_status hti_call_make(hti_attention_call *out, const ht_attention *plan,
-                        const ht_attention_args *given, int bounded) {
+                        const ht_attention_args *given, int64_t slots) {
     ht_context *ctx = plan->ctx;
     const ht_attention_desc *d = &plan->desc;
     ht_attention_args own;
     TRY(HTI_TAKE(ctx, ht_attention_args, &own, given));
     const ht_attention_args *args = &own;
     *out = (hti_attention_call){.desc = d};
-    TRY(count_rows(out, ctx, args));
-    if (bounded) TRY(check_bounds(out, ctx));
+    TRY(check_place(ctx, "cu_seqlens", args->cu_seqlens, sizeof *args->cu_seqlens));
+    TRY(count_rows(out, ctx, args, slots));
+    if (!slots) TRY(check_bounds(out, ctx));
     CHECK(ctx, d->has_bias || !args->bias, HT_INVALID,
           "bias is given, but the plan has has_bias 0");
     CHECK(ctx, !d->has_bias || args->bias, HT_INVALID, "the plan has has_bias, but bias is NULL");
@@ -161,6 +182,9 @@ ht_status hti_call_make(hti_attention_call *out, const ht_attention *plan,
     TRY(resolve(&out->v, ctx, "v", &args->v, &s.v, packed, 0));
     TRY(resolve(&out->out, ctx, "out", &args->out, &s.out, packed, 1));
     TRY(resolve(&out->lse, ctx, "lse", &args->lse, &s.lse, packed, 1));
+    TRY(check_place(ctx, "bias", args->bias, wide_bytes(d)));
+    TRY(check_place(ctx, "saved", args->saved, sizeof(double)));
+    TRY(check_place(ctx, "scratch", args->scratch, sizeof(double)));
     out->bias = args->bias;
     out->key_mask = args->key_mask;
     out->query_mask = args->query_mask;
@@ -193,6 +217,7 @@ static ht_status add_grads(hti_attention_call *c, const ht_attention *plan,
     TRY(resolve(&c->dq, ctx, "dq", &g->dq, &s.q, packed, 1));
     TRY(resolve(&c->dk, ctx, "dk", &g->dk, &s.k, packed, 1));
     TRY(resolve(&c->dv, ctx, "dv", &g->dv, &s.v, packed, 1));
+    TRY(check_place(ctx, "dbias", g->dbias, wide_bytes(&plan->desc)));
     c->dbias = g->dbias;
     return HT_OK;
 }
@@ -200,7 +225,7 @@ static ht_status add_grads(hti_attention_call *c, const ht_attention *plan,
 ht_status hti_attention_forward(const ht_attention *plan, const ht_attention_args *args,
                                 hti_attention_how how) {
     hti_attention_call call;
-    TRY(hti_call_make(&call, plan, args, 1));
+    TRY(hti_call_make(&call, plan, args, 0));
     if (call.rows == 0) return HT_OK;
     call.offset_device = how.offset_device;
     call.first = how.first;
@@ -211,7 +236,7 @@ ht_status hti_attention_forward(const ht_attention *plan, const ht_attention_arg
 ht_status hti_attention_backward(const ht_attention *plan, const ht_attention_args *args,
                                  const ht_attention_grads *grads, hti_attention_how how) {
     hti_attention_call call;
-    TRY(hti_call_make(&call, plan, args, 1));
+    TRY(hti_call_make(&call, plan, args, 0));
     TRY(add_grads(&call, plan, grads));
     if (call.rows == 0) return HT_OK;
     call.offset_device = how.offset_device;
@@ -221,10 +246,12 @@ ht_status hti_attention_backward(const ht_attention *plan, const ht_attention_ar
 }
 
 ht_status ht_attention_forward(const ht_attention *plan, const ht_attention_args *args) {
+    NEED(plan);
     return hti_attention_forward(plan, args, (hti_attention_how){NULL, 0});
 }
 
 ht_status ht_attention_backward(const ht_attention *plan, const ht_attention_args *args,
                                 const ht_attention_grads *grads) {
+    NEED(plan);
     return hti_attention_backward(plan, args, grads, (hti_attention_how){NULL, 0});
 }

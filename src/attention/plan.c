@@ -144,24 +144,27 @@ void ht_attention_destroy(ht_attention *plan) {
 }
 
 ht_status ht_attention_get_need(const ht_attention *plan, ht_attention_need *out) {
+    NEED(plan);
     TRY(HTI_WANT(plan->ctx, ht_attention_need, out));
     HTI_GIVE(ht_attention_need, out, &plan->need);
     return HT_OK;
 }
 
 ht_status ht_attention_get_desc(const ht_attention *plan, ht_attention_desc *out) {
+    NEED(plan);
     TRY(HTI_WANT(plan->ctx, ht_attention_desc, out));
     HTI_GIVE(ht_attention_desc, out, &plan->desc);
     return HT_OK;
 }
 
 const char *ht_attention_kernels(const ht_attention *plan, int backward) {
+    if (!plan) return "";
     const hti_ops *ops = plan->ctx->ops;
     if (!ops->attention_kernels) return ht_context_device(plan->ctx);
     return ops->attention_kernels(plan->ctx, &plan->desc, backward);
 }
 
 int ht_attention_levels(const ht_attention *plan, int64_t length) {
-    if (plan->desc.kind != HT_HIERARCHICAL || length < 1) return 1;
+    if (!plan || plan->desc.kind != HT_HIERARCHICAL || length < 1) return 1;
     return hti_levels(length, plan->desc.block);
 }

@@ -12,11 +12,11 @@ struct ht_attention {
     ht_attention_need need;
 };
 
-/* Checks args against the plan and fills in the call: strides, rows, longest length. `bounded`:
- * rows, sequences and length must keep to the plan's maxima (a cache has none). Scratch and saved
- * are copied as they are. */
+/* Checks args against the plan and fills in the call: strides, rows, longest length. slots 0: rows,
+ * sequences and length must keep to the plan's maxima; else it is a cache's call, with at most so
+ * many sequences. Scratch and saved are copied as they are. */
 ht_status hti_call_make(hti_attention_call *out, const ht_attention *plan,
-                        const ht_attention_args *args, int bounded);
+                        const ht_attention_args *args, int64_t slots);
 
 /* As the public calls, for a model's layer. */
 typedef struct hti_attention_how {

@@ -25,10 +25,10 @@ typedef struct hti_range {
     int64_t lo, hi;
 } hti_range;
 
-/* Number of levels M: the smallest m >= 1 with block * 2^m >= length. */
+/* Number of levels M: the smallest m >= 1 with block * 2^m >= length, which may be any number. */
 HTI_FN int hti_levels(int64_t length, int64_t block) {
     int m = 1;
-    while (block < (length + ((int64_t)1 << m) - 1) >> m) m++;
+    while ((length - 1) >> m >= block) m++;
     return m;
 }
 

@@ -17,6 +17,10 @@
 ht_status hti_fail(const ht_context *ctx, ht_status status, const char *format, ...)
     HTI_PRINTF(3, 4);
 
+/* A handle without which nothing can be done. */
+#define NEED(handle) \
+    CHECK(NULL, (handle), HT_INVALID, "%s was called with NULL for its object", __func__)
+
 #define TRY(expr)                       \
     do {                                \
         ht_status try_ = (expr);        \

@@ -99,6 +99,7 @@ static ht_status allocate(ht_data *d) {
 ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *given) {
     CHECK(ctx, out, HT_INVALID, "ht_data_open: out is NULL");
     *out = NULL;
+    NEED(ctx);
     ht_data_desc own, *desc = &own;
     TRY(HTI_TAKE(ctx, ht_data_desc, &own, given));
     CHECK(ctx, desc->config, HT_INVALID, "ht_data_desc.config is NULL");
@@ -157,6 +158,7 @@ static ht_status count_labels(const ht_data *d, ht_data_info *out) {
 }
 
 ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
+    NEED(d);
     TRY(HTI_WANT(d->ctx, ht_data_info, out));
     ht_data_info info = {.items = d->items, .longest = d->longest, .cut = d->cut};
     info.tokens = (int64_t)(d->tokens.used / (d->narrow ? 1 : sizeof(uint16_t)));
@@ -233,6 +235,7 @@ static void finish(ht_data *d, ht_batch *out, int64_t items) {
 }
 
 ht_status ht_data_next(ht_data *d, ht_batch *out) {
+    NEED(d);
     int64_t n = 0;
     TRY(HTI_WANT(d->ctx, ht_batch, out));
     d->batch_starts[0] = 0;
@@ -265,6 +268,7 @@ static void shuffle(ht_data *d, int64_t epoch) {
 }
 
 ht_status ht_data_draw(ht_data *d, ht_batch *out) {
+    NEED(d);
     TRY(HTI_WANT(d->ctx, ht_batch, out));
     d->batch_starts[0] = 0;
     d->batch_sequences = 0;
@@ -276,18 +280,21 @@ ht_status ht_data_draw(ht_data *d, ht_batch *out) {
     return HT_OK;
 }
 
-int64_t ht_data_position(const ht_data *d) { return d->position; }
+int64_t ht_data_position(const ht_data *d) { return d ? d->position : 0; }
 
 ht_status ht_data_seek(ht_data *d, int64_t position) {
-    CHECK(d->ctx, position >= 0, HT_INVALID, "the position of data must not be negative, got %lld",
-          (long long)position);
+    NEED(d);
+    /* what a checkpoint can say of it; sums with it do not overflow */
+    CHECK(d->ctx, position >= 0 && position <= INT64_C(1) << 53, HT_INVALID,
+          "the position of data must be 0 to 2^53, got %lld", (long long)position);
     d->position = position;
     return HT_OK;
 }
 
 ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text, size_t bytes,
                          int32_t *tokens, int64_t room, int64_t *count) {
-    CHECK(ctx, text && count && (tokens || room == 0), HT_INVALID, "ht_data_encode: NULL pointer");
+    CHECK(ctx, config && text && count && (tokens || room == 0), HT_INVALID,
+          "ht_data_encode: NULL pointer");
     CHECK(ctx, config->format != HT_FORMAT_IMAGES && config->format != HT_FORMAT_PATHFINDER,
           HT_UNSUPPORTED, "the data of this model are images, not text");
     if (config->format != HT_FORMAT_LISTOPS) {

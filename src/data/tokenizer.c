@@ -116,6 +116,7 @@ static ht_status load(ht_tokenizer *t, const char *path) {
 ht_status ht_tokenizer_open(ht_tokenizer **out, ht_context *ctx, const char *path) {
     CHECK(ctx, out, HT_INVALID, "ht_tokenizer_open: out is NULL");
     *out = NULL;
+    NEED(ctx);
     ht_tokenizer *t = hti_host_alloc(ctx, sizeof *t);
     CHECK(ctx, t, HT_NOMEM, "out of memory: %zu bytes for a tokenizer", sizeof *t);
     memset(t, 0, sizeof *t);
@@ -134,11 +135,13 @@ ht_status ht_tokenizer_open(ht_tokenizer **out, ht_context *ctx, const char *pat
     return HT_OK;
 }
 
-int64_t ht_tokenizer_vocab(const ht_tokenizer *t) { return t->vocab; }
+int64_t ht_tokenizer_vocab(const ht_tokenizer *t) { return t ? t->vocab : 0; }
 
 const char *ht_tokenizer_piece(const ht_tokenizer *t, int32_t token, size_t *bytes) {
+    size_t unwanted;
+    if (!bytes) bytes = &unwanted;
     *bytes = 0;
-    if (token <= 0 || token >= t->vocab) return "";
+    if (!t || token <= 0 || token >= t->vocab) return "";
     if (!t->model) {
         *bytes = 1;
         return (const char *)&t->all[token - 1];
@@ -274,6 +277,7 @@ static ht_status encode(sink *s, const ht_tokenizer *t, const char *text, size_t
 
 ht_status ht_tokenizer_encode(const ht_tokenizer *t, const char *text, size_t bytes,
                               int32_t *tokens, int64_t room, int64_t *count) {
+    NEED(t);
     sink s = {tokens, room, 0};
     CHECK(t->ctx, (text || !bytes) && count && (tokens || room == 0), HT_INVALID,
           "ht_tokenizer_encode: NULL pointer");

@@ -82,12 +82,13 @@ void ht_world_close(ht_world *w, const char *failed) {
 }
 
 ht_status ht_world_get_place(const ht_world *w, ht_place *out) {
+    NEED(w);
     TRY(HTI_WANT(w->ctx, ht_place, out));
     HTI_GIVE(ht_place, out, &w->place);
     return HT_OK;
 }
 
-const char *ht_world_link(const ht_world *w) { return w->link; }
+const char *ht_world_link(const ht_world *w) { return w ? w->link : ""; }
 
 /* ---- host memory ---- */
 

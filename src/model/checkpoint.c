@@ -105,6 +105,7 @@ ht_status hti_checkpoint_save(const ht_model *m, const hti_part *parts, int coun
 }
 
 ht_status ht_model_export(const ht_model *m, const char *path, ht_dtype dtype) {
+    NEED(m);
     hti_part part = {"", m->p};
     CHECK(m->ctx, path, HT_INVALID, "ht_model_export: path is NULL");
     CHECK(m->ctx, dtype == HT_BF16 || dtype == (m->dtype == HT_F64 ? HT_F64 : HT_F32),
@@ -114,6 +115,7 @@ ht_status ht_model_export(const ht_model *m, const char *path, ht_dtype dtype) {
 }
 
 ht_status ht_model_save(const ht_model *m, const char *path) {
+    NEED(m);
     CHECK(m->ctx, path, HT_INVALID, "ht_model_save: path is NULL");
     hti_part part = {"", m->p};
     return hti_checkpoint_save(m, &part, 1, NULL, path);
@@ -246,6 +248,7 @@ static ht_status take(ht_model *m, const hti_reader *r, int64_t *taken) {
 }
 
 ht_status ht_model_take(ht_model *m, const char *path, int64_t *taken) {
+    NEED(m);
     CHECK(m->ctx, path, HT_INVALID, "ht_model_take: path is NULL");
     hti_reader r;
     TRY(hti_reader_open(&r, m->ctx, path));
@@ -281,6 +284,7 @@ static ht_status load(ht_model **out, hti_reader *r) {
 ht_status ht_model_load(ht_model **out, ht_context *ctx, const char *path) {
     CHECK(ctx, out && path, HT_INVALID, "ht_model_load: out or path is NULL");
     *out = NULL;
+    NEED(ctx);
     hti_reader r;
     TRY(hti_reader_open(&r, ctx, path));
     ht_status status = load(out, &r);

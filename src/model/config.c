@@ -44,7 +44,7 @@ static const struct {
 };
 
 const char *ht_config_choice(const char *name, int index) {
-    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
+    for (size_t i = 0; name && i < sizeof choices / sizeof *choices; i++)
         if (strcmp(choices[i].key, name) == 0)
             return index >= 0 && index < 8 ? choices[i].names[index] : NULL;
     return NULL;
@@ -309,11 +309,12 @@ ht_status hti_config_parse(ht_context *ctx, ht_config *out, const char *json) {
 ht_status ht_config_write_json(ht_context *ctx, const ht_config *config, char *out, size_t bytes,
                                size_t *length) {
     size_t used = 0;
+    CHECK(ctx, config, HT_INVALID, "ht_config_write_json: config is NULL");
     for (int i = 0; i < KEYS; i++) {
         char item[160];
         double x = get(config, &keys[i]);
-        const char *word =
-            keys[i].type == KIND_CHOICE ? ht_config_choice(keys[i].name, (int)x) : NULL;
+        int named = keys[i].type == KIND_CHOICE && x >= 0 && x < 8;
+        const char *word = named ? ht_config_choice(keys[i].name, (int)x) : NULL;
         if (word)
             snprintf(item, sizeof item, "%s\"%s\": \"%s\"", i ? ",\n  " : "{\n  ", keys[i].name,
                      word);

@@ -445,6 +445,7 @@ static ht_status check_feed(const ht_generator *g, const int64_t *slots, const h
 
 ht_status ht_generator_feed(ht_generator *g, const int64_t *slots, const ht_batch *batch,
                             float *logits, int every) {
+    NEED(g);
     ht_batch own;
     TRY(HTI_TAKE(g->ctx, ht_batch, &own, batch));
     feed f = {.slots = slots, .batch = &own, .logits = logits, .every = every};

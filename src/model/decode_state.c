@@ -16,12 +16,14 @@ ht_status hti_generator_slot(const ht_generator *g, int64_t slot) {
 }
 
 ht_status ht_generator_reset(ht_generator *g, int64_t slot) {
+    NEED(g);
     TRY(hti_generator_slot(g, slot));
     for (int64_t l = 0; l < g->model->config.layers; l++) TRY(ht_cache_reset(g->caches[l], slot));
     return HT_OK;
 }
 
 ht_status ht_generator_fork(ht_generator *g, int64_t to, int64_t from) {
+    NEED(g);
     size_t vocab = (size_t)g->model->config.vocab;
     TRY(hti_generator_slot(g, to));
     TRY(hti_generator_slot(g, from));
@@ -63,6 +65,7 @@ static ht_status state_bytes(const ht_generator *g, int64_t slot, size_t *out) {
 }
 
 ht_status ht_generator_get_state(const ht_generator *g, int64_t slot, ht_state_info *out) {
+    NEED(g);
     TRY(hti_generator_slot(g, slot));
     TRY(HTI_WANT(g->ctx, ht_state_info, out));
     ht_state_info info = {.position = ht_cache_position(g->caches[0], slot),
@@ -131,6 +134,7 @@ static ht_status write_state(const ht_generator *g, int64_t slot, char *to, size
 }
 
 ht_status ht_generator_save(const ht_generator *g, int64_t slot, const char *path) {
+    NEED(g);
     size_t bytes;
     hti_writer w = {0};
     TRY(hti_generator_slot(g, slot));
@@ -222,6 +226,7 @@ static ht_status load_all(ht_generator *g, int64_t slot, const char *path, const
 }
 
 ht_status ht_generator_load(ht_generator *g, int64_t slot, const char *path) {
+    NEED(g);
     char *bytes;
     size_t count;
     TRY(hti_generator_slot(g, slot));

@@ -103,14 +103,15 @@ void ht_model_destroy(ht_model *m) {
 }
 
 ht_status ht_model_get_config(const ht_model *m, ht_config *out) {
+    NEED(m);
     CHECK(m->ctx, out && out->size >= sizeof *out, HT_INVALID,
           "ht_config.size is too small; start from HT_CONFIG_INIT");
     *out = m->config;
     return HT_OK;
 }
 
-int64_t ht_model_parameters(const ht_model *m) { return m->params.count; }
-int64_t ht_model_tensors(const ht_model *m) { return m->params.tensors; }
+int64_t ht_model_parameters(const ht_model *m) { return m ? m->params.count : 0; }
+int64_t ht_model_tensors(const ht_model *m) { return m ? m->params.tensors : 0; }
 
 static ht_status check_index(const ht_model *m, int64_t index) {
     CHECK(m->ctx, index >= 0 && index < m->params.tensors, HT_INVALID,
@@ -120,6 +121,7 @@ static ht_status check_index(const ht_model *m, int64_t index) {
 }
 
 ht_status ht_model_tensor(const ht_model *m, int64_t index, ht_tensor_info *out) {
+    NEED(m);
     TRY(check_index(m, index));
     TRY(HTI_WANT(m->ctx, ht_tensor_info, out));
     const hti_param *t = &m->params.list[index];
@@ -130,13 +132,17 @@ ht_status ht_model_tensor(const ht_model *m, int64_t index, ht_tensor_info *out)
 }
 
 ht_status ht_model_read(const ht_model *m, int64_t index, double *out) {
+    NEED(m);
     TRY(check_index(m, index));
+    CHECK(m->ctx, out, HT_INVALID, "ht_model_read: out is NULL");
     const hti_param *t = &m->params.list[index];
     return hti_tensor_read(m->ctx, out, m->p, m->dtype, t->offset, t->count);
 }
 
 ht_status ht_model_write(ht_model *m, int64_t index, const double *in) {
+    NEED(m);
     TRY(check_index(m, index));
+    CHECK(m->ctx, in, HT_INVALID, "ht_model_write: in is NULL");
     const hti_param *t = &m->params.list[index];
     TRY(hti_tensor_write(m->ctx, m->p, in, m->dtype, t->offset, t->count));
     return hti_model_round(m);

@@ -13,6 +13,7 @@ static const double SECONDS = 0.1; /* at least so long */
 /* Weights that every row is multiplied with (of the output: every token, with what it has of the
  * row). Where pooling takes first rows, the last layer works on those alone after its attention. */
 double ht_model_flops(const ht_model *m) {
+    if (!m) return 0;
     const ht_config *c = &m->config;
     double qkv = (double)(c->inner + 2 * HTI_KV) * (double)c->width;
     double rest = (double)(c->inner + 2 * c->hidden) * (double)c->width;
@@ -50,6 +51,7 @@ static ht_status measure(double *out, ht_context *ctx, ht_dtype dtype, void *blo
 }
 
 ht_status ht_context_peak(ht_context *ctx, ht_dtype dtype, double *out) {
+    NEED(ctx);
     void *block = NULL;
     CHECK(ctx, out, HT_INVALID, "ht_context_peak: out is NULL");
     *out = 0;

@@ -141,6 +141,7 @@ ht_status ht_sample(ht_context *ctx, const ht_sampling *sampling, const float *l
 
 ht_status ht_generator_sample(const ht_generator *g, int64_t slot, const ht_sampling *sampling,
                               int32_t *token, double *log_probability) {
+    NEED(g);
     ht_sampling s;
     int64_t vocab = g->model->config.vocab;
     TRY(hti_generator_slot(g, slot));

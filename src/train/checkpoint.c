@@ -18,6 +18,7 @@ static void parts_of(hti_part out[PARTS], const ht_trainer *t) {
 }
 
 ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *path) {
+    NEED(t);
     CHECK(t->ctx, path, HT_INVALID, "ht_trainer_save: path is NULL");
     CHECK(t->ctx, t->grads, HT_INVALID,
           "this trainer was made for inference; save its model instead");
@@ -119,6 +120,7 @@ static ht_status restore(ht_trainer *t, ht_data *data, const hti_reader *r) {
 }
 
 ht_status ht_trainer_restore(ht_trainer *t, ht_data *data, const char *path) {
+    NEED(t);
     CHECK(t->ctx, path, HT_INVALID, "ht_trainer_restore: path is NULL");
     CHECK(t->ctx, t->grads, HT_INVALID,
           "this trainer was made for inference; load its model instead");

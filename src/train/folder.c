@@ -108,7 +108,7 @@ static ht_status resume(ht_trainer *t, ht_data *data, const char *folder, const 
 }
 
 ht_status ht_trainer_resume(ht_trainer *t, ht_data *data, const char *folder, ht_resume_info *out) {
-    CHECK(NULL, t, HT_INVALID, "ht_trainer_resume: trainer is NULL");
+    NEED(t);
     CHECK(t->ctx, folder, HT_INVALID, "ht_trainer_resume: folder is NULL");
     if (out) TRY(HTI_WANT(t->ctx, ht_resume_info, out));
     steps s;

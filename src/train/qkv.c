@@ -34,6 +34,7 @@ static ht_status read_row(ht_trainer *t, void *buffer, int64_t layer, int64_t ro
 
 ht_status ht_trainer_read_qkv(ht_trainer *t, const ht_batch *batch, int64_t layer, float *q,
                               float *k, float *v) {
+    NEED(t);
     const ht_config *c = &t->model->config;
     const hti_net *n = &t->net;
     ht_batch own;

@@ -205,6 +205,7 @@ static ht_status loop(run *r) {
 }
 
 ht_status ht_train(ht_trainer *t, const ht_train_desc *given) {
+    NEED(t);
     ht_train_desc own, *desc = &own;
     TRY(HTI_TAKE(t->ctx, ht_train_desc, &own, given));
     CHECK(t->ctx, desc->folder && desc->train, HT_INVALID,

@@ -64,13 +64,14 @@ void ht_trainer_destroy(ht_trainer *t) {
     hti_host_free(t->ctx, t);
 }
 
-int64_t ht_trainer_steps(const ht_trainer *t) { return t->step; }
+int64_t ht_trainer_steps(const ht_trainer *t) { return t ? t->step : 0; }
 
 const char *ht_trainer_kernels(const ht_trainer *t, int backward) {
-    return ht_attention_kernels(t->net.plan, backward);
+    return ht_attention_kernels(t ? t->net.plan : NULL, backward);
 }
 
 size_t ht_trainer_bytes(const ht_trainer *t) {
+    if (!t) return 0;
     size_t arena = (size_t)t->model->params.total * hti_wide_bytes(t->model->dtype);
     return t->net.bytes + (t->grads ? 3 * arena : 0) + (t->muon ? hti_muon_scratch(t) : 0);
 }
@@ -177,6 +178,7 @@ static ht_status need_gradients(const ht_trainer *t) {
 }
 
 ht_status ht_trainer_clear_gradient(ht_trainer *t) {
+    NEED(t);
     TRY(need_gradients(t));
     return t->ctx->ops->fill(t->ctx, t->grads, 0,
                              (size_t)t->model->params.total * hti_wide_bytes(t->model->dtype));
@@ -216,6 +218,7 @@ static ht_status take_batch(const ht_trainer *t, ht_batch *out, const ht_batch *
 }
 
 ht_status ht_trainer_step(ht_trainer *t, const ht_batch *batches, int64_t count, ht_report *out) {
+    NEED(t);
     ht_batch batch;
     ht_report report;
     CHECK(t->ctx, batches && count >= 1, HT_INVALID, "a step needs at least one batch, got %lld",
@@ -242,6 +245,7 @@ ht_status hti_trainer_load(ht_trainer *t, ht_batch *out, const ht_batch *batch) 
 }
 
 ht_status ht_trainer_gradient(ht_trainer *t, const ht_batch *batch, ht_report *out) {
+    NEED(t);
     ht_batch own;
     ht_report report;
     TRY(need_gradients(t));
@@ -258,15 +262,18 @@ ht_status ht_trainer_gradient(ht_trainer *t, const ht_batch *batch, ht_report *o
 }
 
 ht_status ht_trainer_read_gradient(const ht_trainer *t, int64_t index, double *out) {
+    NEED(t);
     TRY(need_gradients(t));
     CHECK(t->ctx, index >= 0 && index < t->model->params.tensors, HT_INVALID,
           "tensor index must be 0 to %lld, got %lld", (long long)t->model->params.tensors - 1,
           (long long)index);
+    CHECK(t->ctx, out, HT_INVALID, "ht_trainer_read_gradient: out is NULL");
     const hti_param *p = &t->model->params.list[index];
     return hti_tensor_read(t->ctx, out, t->grads, t->model->dtype, p->offset, p->count);
 }
 
 ht_status ht_trainer_evaluate(ht_trainer *t, const ht_batch *batch, ht_report *out) {
+    NEED(t);
     ht_batch own;
     ht_report report;
     TRY(want(t, out));
@@ -323,6 +330,7 @@ static ht_status read_losses(ht_trainer *t, float *out) {
 }
 
 ht_status ht_trainer_predict(ht_trainer *t, const ht_batch *batch, float *out) {
+    NEED(t);
     ht_batch own;
     CHECK(t->ctx, out, HT_INVALID, "ht_trainer_predict: out is NULL");
     int language = t->config.task == HT_TASK_LANGUAGE;
@@ -364,6 +372,7 @@ static ht_status logits_rows(ht_trainer *t, double *out, void *room, int64_t fro
 }
 
 ht_status ht_trainer_logits(ht_trainer *t, const ht_batch *batch, double *out) {
+    NEED(t);
     enum { ROWS = 16 };
     const hti_net *n = &t->net;
     int64_t vocab = t->model->config.vocab;

@@ -380,6 +380,11 @@ static void hiding(void **state) {
         else
             memcpy(first, b.targets, sizeof *first * ITEMS * LENGTH);
     }
+    /* what is drawn after the last place that there is has a place, too */
+    OK(cpu, ht_data_seek(data, INT64_C(1) << 53));
+    OK(cpu, ht_data_draw(data, &b));
+    REFUSED(cpu, ht_data_seek(data, INT64_MAX), HT_INVALID, "0 to 2^53, got 9223372036854775807");
+    REFUSED(cpu, ht_data_seek(data, -1), HT_INVALID, "0 to 2^53, got -1");
     OK(cpu, ht_data_seek(data, 0));
     OK(cpu, ht_data_draw(data, &b));
     assert_memory_equal(first, b.targets, sizeof *first * ITEMS * LENGTH);

@@ -177,6 +177,7 @@ static ht_status make(hti_set *s) {
 }
 
 ht_status ht_set_write(ht_context *ctx, const ht_set_desc *given, ht_set_info *out) {
+    NEED(ctx);
     ht_set_desc own, *desc = &own;
     ht_set_info info = HT_SET_INFO_INIT;
     TRY(HTI_TAKE(ctx, ht_set_desc, &own, given));
