@@ -1,8 +1,10 @@
 /*
- * The JSON writer.
+ * JSON out and in.
  */
 #include "base/json.h"
 
+#include <cjson/cJSON.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 
@@ -63,4 +65,12 @@ void json_real(json_writer *json, const char *key, double number) {
 void json_bool(json_writer *json, const char *key, bool value) {
     member(json, key);
     fputs(value ? "true" : "false", json->out);
+}
+
+cJSON *json_parse(const char *text, bool *starved, cli_error *error) {
+    errno = 0; /* cJSON does not say why it gave up, but malloc does */
+    cJSON *root = cJSON_Parse(text);
+    *starved = !root && errno == ENOMEM;
+    if (*starved) cli_fail(error, "out of memory");
+    return root;
 }

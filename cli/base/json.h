@@ -1,11 +1,12 @@
 /*
  * One JSON object per line, written as it comes. A number that JSON cannot hold (NaN,
- * infinity) becomes null.
+ * infinity) becomes null. And JSON from files, by cJSON.
  */
 #ifndef CLI_BASE_JSON_H
 #define CLI_BASE_JSON_H
 
-#include <stdbool.h>
+#include "base/say.h"
+
 #include <stdint.h>
 #include <stdio.h>
 
@@ -21,5 +22,8 @@ void json_text(json_writer *json, const char *key, const char *text); /* NULL: n
 void json_int(json_writer *json, const char *key, int64_t number);
 void json_real(json_writer *json, const char *key, double number);
 void json_bool(json_writer *json, const char *key, bool value);
+
+/* NULL: it is no JSON, or there was no memory: then *starved, and a sentence. For cJSON_Delete. */
+struct cJSON *json_parse(const char *text, bool *starved, cli_error *error);
 
 #endif

@@ -4,17 +4,20 @@
  */
 #include "report/report.h"
 
+#include "base/json.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Where the run had its validation data: --valid, or the held-out part of --data, or generated. */
-static void own_data(const report_run *r, ht_data_desc *desc, char path[4096], double *holdout) {
+static bool own_data(const report_run *r, ht_data_desc *desc, char path[4096], double *holdout,
+                     cli_error *error) {
     char file[4096];
-    cli_error ignored;
-    char *text =
-        run_path(file, r->path, "run.json", &ignored) ? run_read_text(file, &ignored) : NULL;
-    cJSON *root = text ? cJSON_Parse(text) : NULL;
+    bool starved = false;
+    char *text = run_path(file, r->path, "run.json", error) ? run_read_text(file, error) : NULL;
+    cJSON *root = text ? json_parse(text, &starved, error) : NULL;
+    if (text && !root && !starved) cli_fail(error, "%s is damaged", file);
     const cJSON *data = cJSON_GetObjectItemCaseSensitive(root, "data");
     const cJSON *valid = cJSON_GetObjectItemCaseSensitive(root, "valid");
     const cJSON *share = cJSON_GetObjectItemCaseSensitive(root, "holdout");
@@ -26,8 +29,10 @@ static void own_data(const report_run *r, ht_data_desc *desc, char path[4096], d
     desc->part = HT_PART_VALID;
     desc->path = path[0] ? path : NULL;
     desc->holdout = path[0] ? *holdout : 0;
+    bool good = root != NULL;
     cJSON_Delete(root);
     free(text);
+    return good;
 }
 
 typedef struct counter {
@@ -113,11 +118,11 @@ static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_er
     e->positions = !e->language                        ? 0
                    : config->length < REPORT_POSITIONS ? (int)config->length
                                                        : REPORT_POSITIONS;
-    own_data(r, &desc, path, &holdout);
-    if (v->data) desc.path = v->data, desc.holdout = 0, desc.part = HT_PART_TEST;
+    bool good = v->data || own_data(r, &desc, path, &holdout, error);
+    if (v->data) desc.path = v->data, desc.part = HT_PART_TEST;
     desc.tokenizer = m->tokenizer;
     desc.config = config;
-    bool good = c || cli_fail(error, "out of memory");
+    good = good && (c || cli_fail(error, "out of memory"));
     if (good) {
         c->e = e;
         c->m = m;

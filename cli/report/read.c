@@ -3,6 +3,7 @@
  */
 #include "report/report.h"
 
+#include "base/json.h"
 #include "base/save.h"
 
 #include <math.h>
@@ -12,6 +13,9 @@
 static const char *const step_keys[COLUMNS] = {"step",          "loss", "accuracy",    "rate",
                                                "gradient_norm", "ms",   "tokens_per_s"};
 static const char *const valid_keys[COLUMNS] = {"step", "valid_loss", "valid_accuracy"};
+
+/* No number of a log is larger; one that is would not fit the integers that pages count with. */
+#define MOST 1e15
 
 static bool grow(report_lines *lines) {
     if (lines->count < lines->room) return true;
@@ -36,7 +40,8 @@ static bool add(report_lines *lines, const cJSON *root, const char *const *keys)
     if (!grow(lines)) return false;
     for (int c = 0; c < COLUMNS; c++) {
         const cJSON *item = keys[c] ? cJSON_GetObjectItemCaseSensitive(root, keys[c]) : NULL;
-        lines->at[c][lines->count] = cJSON_IsNumber(item) ? item->valuedouble : NAN;
+        double x = cJSON_IsNumber(item) ? item->valuedouble : NAN;
+        lines->at[c][lines->count] = fabs(x) <= MOST ? x : NAN;
     }
     lines->count++;
     return true;
@@ -47,13 +52,16 @@ static bool read_log(report_run *r, const char *path, cli_error *error) {
     if (!f) return false;
     char *line = NULL;
     size_t room = 0;
-    bool good = true;
+    bool good = true, starved;
     for (size_t n; good && save_line(f, path, &line, &room, &n, &good, error);) {
         if (n <= 1) continue;
-        cJSON *root = cJSON_Parse(line);
-        bool usable = cJSON_IsNumber(cJSON_GetObjectItemCaseSensitive(root, "step"));
+        cJSON *root = json_parse(line, &starved, error);
+        const cJSON *step = cJSON_GetObjectItemCaseSensitive(root, "step");
+        bool usable = cJSON_IsNumber(step) && fabs(step->valuedouble) <= MOST;
         bool valid = cJSON_HasObjectItem(root, "valid_loss");
-        if (!usable)
+        if (starved)
+            good = false;
+        else if (!usable)
             r->damaged++; /* a run that was killed may leave half a line */
         else if (!add(valid ? &r->valid : &r->steps, root, valid ? valid_keys : step_keys))
             good = cli_fail(error, "out of memory");
@@ -80,8 +88,10 @@ bool report_read(report_run *r, const char *path, cli_error *error) {
     if (!run_path(file, path, "config.json", error)) return false;
     char *text = run_read_text(file, error);
     if (!text) return false;
-    r->config = cJSON_Parse(text);
+    bool starved;
+    r->config = json_parse(text, &starved, error);
     free(text);
+    if (starved) return false;
     if (!cJSON_IsObject(r->config)) return cli_fail(error, "%s is damaged", file);
     const cJSON *task = cJSON_GetObjectItemCaseSensitive(r->config, "task");
     r->language = cJSON_IsString(task) && strcmp(task->valuestring, "language") == 0;

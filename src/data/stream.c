@@ -170,8 +170,12 @@ static ht_status read_folder(ht_context *ctx, const char *path, int depth, hti_p
         struct stat about, link;
         int fits = snprintf(name, sizeof name, "%s/%s", path, list[i]->d_name) < (int)sizeof name;
         free(list[i]);
-        if (status != HT_OK || !fits || stat(name, &about) != 0 || lstat(name, &link) != 0)
+        if (status != HT_OK) continue;
+        if (!fits || stat(name, &about) != 0 || lstat(name, &link) != 0) {
+            status = hti_fail(ctx, HT_IO, "%.200s could not be opened: %s", name,
+                              fits ? strerror(errno) : "its name is too long");
             continue;
+        }
         if (S_ISDIR(link.st_mode)) status = read_folder(ctx, name, depth + 1, each, user, files);
         if (!S_ISREG(about.st_mode) || about.st_size == 0) continue;
         status = read_path(ctx, name, each, user);

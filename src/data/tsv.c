@@ -74,6 +74,7 @@ static ht_status add_text(ht_data *d, const place *at, const char *text, size_t 
 static ht_status add_paper(tsv *t, const place *at, const char *id, size_t bytes, const char *text,
                            size_t text_bytes) {
     ht_data *d = t->data;
+    CHECK(d->ctx, bytes > 0, HT_FORMAT, "%s:%lld: the id of a paper is empty", at->name, at->line);
     int32_t paper = hti_papers_find(&t->papers, id, bytes);
     if (paper < 0) {
         CHECK(d->ctx, text, HT_FORMAT, "%s:%lld: there is no paper '%.*s' in %s", at->name,

@@ -174,7 +174,17 @@ static void test_released(void **state) {
         program_run("data show pathfinder 3 --scale 2 --out release/imgs/1/sample_3.png")->code, 0);
     program_expect(1, "1.npy:4: release/imgs/1/sample_3.png: not 32 x 32 grey pixels", import);
     remove(program_path("release/imgs/1/sample_3.png"));
-    program_expect(1, "1.npy:4: release/imgs/1/sample_3.png: No such file", import);
+    program_expect(1, "1.npy:4: release/imgs/1/sample_3.png: could not be opened: No such", import);
+    /* a pipe that nobody writes into would be waited for */
+    assert_int_equal(mkfifo(program_path("release/imgs/1/sample_3.png"), 0600), 0);
+    program_expect(1, "1.npy:4: release/imgs/1/sample_3.png: is not a regular file, but a pipe",
+                   import);
+    /* a list leads nowhere but into its own folder */
+    program_write("outside.png", "", 0);
+    program_write("release/metadata/1.npy", "imgs/1 ../../../outside.png 0 0 1.0\n", 36);
+    program_expect(1, "1.npy:1: imgs/1/../../../outside.png is not inside the folder", import);
+    program_write("release/metadata/1.npy", "/etc passwd 0 0 1.0\n", 20);
+    program_expect(1, "1.npy:1: /etc/passwd is not inside the folder", import);
     program_write("release/metadata/1.npy", "imgs/1 sample_0.png 0 2 1.0\n", 28);
     program_expect(1, "metadata/1.npy:1: a line must begin with folder, file", import);
     program_write("release/metadata/1.npy", "imgs/1 sample_0.png\n", 20);

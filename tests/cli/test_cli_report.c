@@ -177,6 +177,18 @@ static void test_wrong(void **state) {
     char *page = slurp("torn.html");
     has(page, "1 damaged lines of the log were left out");
     free(page);
+    /* numbers that no run writes are not numbers of the page */
+    static const char digits[] =
+        "123456789012345678901234567890123456789012345678901234567890123456789012345";
+    must(program_run("--version; cp -r one wild; for key in step loss ms tokens_per_s; do "
+                     "printf '{\"%%s\":%s,\"step\":9000,\"loss\":1,\"ms\":1}\\n' $key; done "
+                     ">>wild/log.jsonl",
+                     digits));
+    must(program_run("report wild -o wild.html --json"));
+    page = slurp("wild.html");
+    has(page, "1 damaged lines of the log were left out");
+    assert_null(strstr(page, "nan"));
+    free(page);
     must(program_run("--version; mkdir -p empty; cp one/config.json empty; : >empty/log.jsonl"));
     program_expect(1, "holds no step yet", "report empty");
 }

@@ -272,6 +272,12 @@ static void text(void **state) {
     assert_memory_equal(b.targets, stream + 1, 12 * sizeof *stream);
     assert_int_equal(ht_data_next(data, &b), HT_END);
     ht_data_close(data);
+    /* what cannot be read is not left out */
+    snprintf(command, sizeof command, "ln -s nowhere %s/0.txt", in);
+    assert_int_equal(system(command), 0);
+    REFUSED(cpu, open_as(&data, &config, in, HT_PART_TRAIN, 0), HT_IO, "0.txt could not be opened");
+    snprintf(command, sizeof command, "rm %s/0.txt", in);
+    assert_int_equal(system(command), 0);
     /* held out is the end */
     ht_data_info info = HT_DATA_INFO_INIT;
     OK(cpu, open_as(&data, &config, in, HT_PART_VALID, 0.3));

@@ -31,7 +31,7 @@ static uint64_t hash_of(const char *id, size_t bytes) {
 }
 
 int32_t hti_papers_find(const hti_papers *p, const char *id, size_t bytes) {
-    return p->room ? p->slots[slot_of(p, hash_of(id, bytes), id, bytes)] : -1;
+    return p->room && bytes > 0 ? p->slots[slot_of(p, hash_of(id, bytes), id, bytes)] : -1;
 }
 
 static ht_status grow(hti_papers *p) {
@@ -52,6 +52,7 @@ static ht_status grow(hti_papers *p) {
 ht_status hti_papers_add(hti_papers *p, const char *id, size_t bytes, uint64_t sum) {
     entry e = {hash_of(id, bytes), sum, (int64_t)p->ids.used, (int64_t)bytes};
     p->ids.ctx = p->entries.ctx = p->ctx;
+    CHECK(p->ctx, bytes > 0, HT_FORMAT, "the id of a paper is empty");
     CHECK(p->ctx, p->count < INT32_MAX, HT_INVALID, "more than 2^31 papers");
     if (2 * (p->count + 1) > p->room) TRY(grow(p));
     TRY(hti_buffer_add(&p->ids, id, bytes));

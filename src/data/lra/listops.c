@@ -184,7 +184,7 @@ typedef struct parser {
 
 /* -1: it is no expression */
 static int parse(parser *p) {
-    if (p->at >= p->count || p->depth > 10000) return -1;
+    if (p->at >= p->count || p->depth > 1000) return -1;
     int id = p->ids[p->at++], values[ARGUMENTS], n = 0;
     if (id < OPERATOR) return id - DIGIT;
     if (id == END) return -1;

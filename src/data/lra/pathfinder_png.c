@@ -48,6 +48,8 @@ static ht_status read_line(void *user, const char *name, int64_t number, const c
     CHECK(ctx, fields == 3 && (label == 0 || label == 1), HT_FORMAT,
           "%s:%lld: a line must begin with folder, file, number and a label of 0 or 1", name,
           (long long)number);
+    CHECK(ctx, hti_path_inside(folder) && hti_path_inside(file), HT_FORMAT,
+          "%s:%lld: %.100s/%.100s is not inside the folder", name, (long long)number, folder, file);
     int length = snprintf(path, sizeof path, "%s/%s/%s", l->root, folder, file);
     CHECK(ctx, length < (int)sizeof path, HT_FORMAT, "%s:%lld: the name is too long", name,
           (long long)number);
@@ -101,17 +103,10 @@ typedef struct fault {
     char text[256];
 } fault;
 
-/* 1: done; 0: an empty file, which the release has; -1: at fault */
-static int read_png(uint8_t *pixels, const char *path, int side, fault *why) {
-    struct stat about;
-    if (stat(path, &about) != 0) {
-        snprintf(why->text, sizeof why->text, "%s", strerror(errno));
-        return -1;
-    }
-    if (about.st_size == 0) return 0;
 #ifdef HTI_PNG
+static int read_open(uint8_t *pixels, FILE *file, int side, fault *why) {
     png_image image = {.version = PNG_IMAGE_VERSION};
-    int good = png_image_begin_read_from_file(&image, path) != 0;
+    int good = png_image_begin_read_from_stdio(&image, file) != 0;
     if (good && (image.width != (png_uint_32)side || image.height != (png_uint_32)side ||
                  image.format & (PNG_FORMAT_FLAG_COLOR | PNG_FORMAT_FLAG_LINEAR))) {
         snprintf(why->text, sizeof why->text, "not %d x %d grey pixels of 8 bits", side, side);
@@ -123,11 +118,27 @@ static int read_png(uint8_t *pixels, const char *path, int side, fault *why) {
     if (!good) snprintf(why->text, sizeof why->text, "damaged PNG: %s", image.message);
     png_image_free(&image);
     return good ? 1 : -1;
+}
 #else
-    (void)pixels, (void)side;
+static int read_open(uint8_t *pixels, FILE *file, int side, fault *why) {
+    (void)pixels, (void)file, (void)side;
     snprintf(why->text, sizeof why->text, "this build has no libpng");
     return -1;
+}
 #endif
+
+/* 1: done; 0: an empty file, which the release has; -1: at fault */
+static int read_png(uint8_t *pixels, const char *path, int side, fault *why) {
+    FILE *file;
+    uint64_t bytes;
+    if (hti_file_open(NULL, &file, &bytes, path) != HT_OK) {
+        const char *said = ht_context_error(NULL); /* this thread's; it begins with the path */
+        snprintf(why->text, sizeof why->text, "%s", said + strlen(path) + 1);
+        return -1;
+    }
+    int done = bytes > 0 ? read_open(pixels, file, side, why) : 0;
+    fclose(file);
+    return done;
 }
 
 /* Reads pictures order[0 ... n - 1] as records; sizes[i] is 0 where the file was empty. */
