@@ -41,7 +41,7 @@ extern "C" {
     X(INT, inner, 0, 0, 65536, "size of all query heads together; 0: width")                       \
     X(INT, hidden, 0, 0, 262144, "size inside the feed-forward part; 0: 4 times width")            \
     X(INT, vocab, 257, 2, 16777216, "token ids; bytes need 257")                                   \
-    X(INT, classes, 2, 2, 65536, "labels 0 ... classes - 1")                                       \
+    X(INT, classes, 0, 0, 65536, "labels; 0: as many as the data has, without data 2")             \
     X(INT, length, 1024, 1, 134217728, "most tokens of a text; longer ones are cut")               \
     X(INT, merge, 1, 1, 64, "neighbouring tokens that become one row of the model")                \
     X(CHOICE, pool, 0, 0, 5,                                                                       \
@@ -154,6 +154,14 @@ HT_API ht_status ht_config_write_json(ht_context *ctx, const ht_config *config, 
 HT_API ht_status ht_config_check(ht_context *ctx,
                                  const ht_config *config); /* would a model take it? */
 
+/* ---- labels ------------------------------------------------------------------------------ */
+
+/* Names of classes in the order of their numbers. */
+typedef struct ht_labels ht_labels;
+HT_API int64_t ht_labels_count(const ht_labels *labels);
+HT_API const char *ht_labels_name(const ht_labels *labels, int64_t index); /* NULL: out of range */
+HT_API int64_t ht_labels_find(const ht_labels *labels, const char *name);  /* -1: not there */
+
 /* ---- tokens of a text -------------------------------------------------------------------- */
 
 /* From bytes to token ids and back, exactly. Token 0 is the start (and the end) of a document. */
@@ -170,6 +178,70 @@ HT_API ht_status ht_tokenizer_encode(const ht_tokenizer *tokenizer, const char *
                                      int32_t *tokens, int64_t room, int64_t *count);
 /* The bytes of one token, not ended by 0; those of a text are the bytes of its tokens. */
 HT_API const char *ht_tokenizer_piece(const ht_tokenizer *tokenizer, int32_t token, size_t *bytes);
+
+/* ---- rows of text ------------------------------------------------------------------------ */
+
+typedef enum ht_rows_kind {
+    HT_ROWS_AUTO, /* by the name's ending, else by the first bytes */
+    HT_ROWS_TSV,  /* a line is cells between tabs; the last one may hold tabs */
+    HT_ROWS_CSV,  /* RFC 4180; also with semicolons or tabs */
+    HT_ROWS_JSONL,
+    HT_ROWS_FOLDERS /* a folder per label, a file per text */
+} ht_rows_kind;
+
+typedef enum ht_header { HT_HEADER_AUTO, HT_HEADER_YES, HT_HEADER_NO } ht_header;
+
+typedef struct ht_row {
+    size_t size;
+    const char *file;
+    int64_t line;        /* of its first byte; of folders 1 */
+    const char *label;   /* not ended by 0, blanks around it are left out; NULL: none */
+    const char *text[2]; /* as the file has them, quotes and escapes resolved; not ended by 0 */
+    size_t label_bytes, text_bytes[2];
+} ht_row;
+
+/* Labelled texts as people have them. Columns are names of the header (JSON: keys) or numbers from
+ * 1; NULL: found by usual names, else label, text. Of files in a folder each may be of another
+ * kind. A first line is a header if it has the names that are asked for or usual names of texts, or
+ * if its label is nowhere else in the file. */
+typedef struct ht_rows_desc {
+    size_t size;
+    const char *path;  /* as in ht_data_desc */
+    const char *bytes; /* path NULL: these, not compressed */
+    size_t count;
+    ht_rows_kind kind;
+    ht_header header;
+    const char *text_column; /* of pairs two, with a comma between them */
+    const char *label_column;
+    int texts;      /* of a row: 0 or 1: one, 2: a pair */
+    int unlabelled; /* 1: labels are not looked at */
+    int skip_bad;   /* 1: bad rows are counted and left out, 0: the first one is refused */
+    size_t most;    /* bytes of a row; longer ones are bad. 0: 16 MiB */
+    int (*each)(void *user, const ht_row *row); /* what it gets lasts until it returns; non-zero:
+                                                   END. NULL: rows are checked and counted */
+    void *user;
+} ht_rows_desc;
+#define HT_ROWS_DESC_INIT \
+    { .size = sizeof(ht_rows_desc) }
+
+typedef struct ht_rows_info {
+    size_t size;
+    int64_t rows;      /* good ones */
+    int64_t lines;     /* of all files */
+    int64_t empty;     /* lines, and files of folders, that have nothing in them */
+    int64_t refused;   /* bad rows; the first one's place and fault are in `refusal` */
+    int64_t odd;       /* rows whose text is no UTF-8; its bytes are taken as they are */
+    char about[256];   /* "csv with a header: label 'kind', text 'words'" */
+    char refusal[384]; /* "mail.csv:17: the label is empty" */
+} ht_rows_info;
+#define HT_ROWS_INFO_INIT \
+    { .size = sizeof(ht_rows_info) }
+
+/* The kind that a file's name says, .gz and .zst left out; AUTO: none. */
+HT_API ht_rows_kind ht_rows_kind_of(const char *name);
+
+/* All rows in their order. A bad one: FORMAT, with its place. info: or NULL. */
+HT_API ht_status ht_rows_read(ht_context *ctx, const ht_rows_desc *desc, ht_rows_info *info);
 
 /* ---- data -------------------------------------------------------------------------------- */
 
@@ -195,10 +267,10 @@ typedef enum ht_part { HT_PART_TRAIN = 0, HT_PART_VALID = 1, HT_PART_TEST = 2 } 
 typedef struct ht_data_desc {
     size_t size;
     const ht_config *config; /* format, task, length, classes, batch, seeds */
-    const char *path; /* a file, a folder (all its files, by name; of tsv also one with folders neg
-                         and pos) or "-" for stdin; gzip and zstd are recognised. listops: NULL
-                         makes them, else a tsv of label and expression; pathfinder: NULL makes
-                         them, else images */
+    const char *path; /* a file, a folder (all its files, by name; of tsv also a folder per label)
+                         or "-" for stdin; gzip and zstd are recognised. listops: NULL makes them,
+                         else rows of label and expression; pathfinder: NULL makes them, else
+                         images */
     ht_part part;     /* with holdout; listops and pathfinder made here */
     double holdout;   /* this share of the items is the valid part, the rest the train part; 0: the
                          file is one part. Of a text with enough documents whole ones are held out,
@@ -207,6 +279,11 @@ typedef struct ht_data_desc {
     const ht_tokenizer *tokenizer; /* text: how it becomes tokens; must outlive data. NULL: bytes */
     size_t memory; /* text: bytes of tokens kept in memory, the rest lies in a file in TMPDIR; 0: 1
                       GiB */
+    const ht_rows_desc *rows; /* tsv: how rows are read (path, bytes, texts, unlabelled and each are
+                                 not used); NULL: as they are found */
+    const ht_labels *labels;  /* tsv: labels are of these, of a model or of other data, and another
+                                 is a bad row; NULL: those that the data has */
+    int64_t items;            /* no more than so many, the first ones; 0: all */
 } ht_data_desc;
 #define HT_DATA_DESC_INIT \
     { .size = sizeof(ht_data_desc) }
@@ -217,7 +294,7 @@ typedef struct ht_data_info {
     int64_t tokens;    /* of all items */
     int64_t longest;   /* tokens of the longest item before cutting; texts: document */
     int64_t cut;       /* items that were longer than length */
-    int64_t classes;   /* 1 + the largest label seen */
+    int64_t classes;   /* labels that there are; 0: none are looked at */
     double majority;   /* share of the most frequent label */
     int64_t documents; /* texts: of this part (of both, if its windows are held out) */
 } ht_data_info;
@@ -228,6 +305,11 @@ typedef struct ht_data_info {
 HT_API ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *desc);
 HT_API void ht_data_close(ht_data *data);
 HT_API ht_status ht_data_get_info(const ht_data *data, ht_data_info *out);
+/* What was read of labelled texts; of other data zeros. */
+HT_API ht_status ht_data_get_rows(const ht_data *data, ht_rows_info *out);
+/* Of tsv: whole numbers in their order, else sorted as text; with `classes` given, whole numbers
+ * below it are themselves. Of other data: 0 ... classes - 1. NULL where no labels are looked at. */
+HT_API const ht_labels *ht_data_labels(const ht_data *data);
 
 /* The next batch in order; the last one may be smaller; then END, and the next call starts again.
  * The arrays belong to data and last until the next call. */
@@ -302,6 +384,11 @@ HT_API ht_status ht_model_load(ht_model **out, ht_context *ctx, const char *path
  * as they are. A model that was trained to denoise starts a classifier that way. FORMAT if there is
  * none; the model is then unchanged. */
 HT_API ht_status ht_model_take(ht_model *model, const char *path, int64_t *taken);
+
+/* Names of its classes, kept in its files; numbers until they are set. ht_train sets those of the
+ * data it trains on. NULL: it is no classifier. */
+HT_API const ht_labels *ht_model_labels(const ht_model *model);
+HT_API ht_status ht_model_set_labels(ht_model *model, const ht_labels *labels);
 
 typedef struct ht_tensor_info {
     size_t size;

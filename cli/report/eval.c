@@ -10,9 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where the run had its validation data: --valid, or the held-out part of --data, or generated. */
+/* Where the run had its validation data, --valid, or the held-out part of --data, or generated, and
+ * how it was read. */
 static bool own_data(const report_run *r, ht_data_desc *desc, char path[4096], double *holdout,
-                     cli_error *error) {
+                     run_rows *rows, cli_error *error) {
     char file[4096];
     bool starved = false;
     char *text = run_path(file, r->path, "run.json", error) ? run_read_text(file, error) : NULL;
@@ -29,6 +30,7 @@ static bool own_data(const report_run *r, ht_data_desc *desc, char path[4096], d
     desc->part = HT_PART_VALID;
     desc->path = path[0] ? path : NULL;
     desc->holdout = path[0] ? *holdout : 0;
+    run_rows_read(rows, root);
     bool good = root != NULL;
     cJSON_Delete(root);
     free(text);
@@ -41,24 +43,6 @@ typedef struct counter {
     float *out; /* logits or losses of a batch */
     double sum[REPORT_POSITIONS], count[REPORT_POSITIONS];
 } counter;
-
-static void count_answers(counter *c, const ht_batch *batch) {
-    const ht_config *config = &c->m->config;
-    int64_t items = batch->sequences / (config->task == HT_TASK_PAIRS ? 2 : 1);
-    for (int64_t i = 0; i < items; i++) {
-        int64_t label = batch->targets[i], best = 0;
-        const float *logits = c->out + i * config->classes;
-        if (label < 0) continue;
-        double sum = 0;
-        for (int64_t k = 1; k < config->classes; k++)
-            if (logits[k] > logits[best]) best = k;
-        for (int64_t k = 0; k < config->classes; k++) sum += exp(logits[k] - logits[best]);
-        c->e->loss += log(sum) - (logits[label] - logits[best]);
-        c->e->accuracy += best == label;
-        c->e->items++;
-        if (config->classes <= REPORT_CLASSES) c->e->confusion[label][best]++;
-    }
-}
 
 static void count_losses(counter *c, const ht_batch *batch) {
     int64_t length = c->m->config.length;
@@ -73,21 +57,24 @@ static void count_losses(counter *c, const ht_batch *batch) {
         }
 }
 
-static bool run_batches(counter *c, ht_data *data, int64_t most, cli_error *error) {
+static bool run_batches(counter *c, ht_data *data, cli_error *error) {
     ht_batch batch = HT_BATCH_INIT;
-    int64_t done = 0;
     ht_status status = HT_OK;
-    while (done < most && (status = ht_data_next(data, &batch)) == HT_OK) {
+    while ((status = ht_data_next(data, &batch)) == HT_OK) {
         status = ht_trainer_predict(c->m->trainer, &batch, c->out);
         if (status != HT_OK) break;
         if (c->e->language)
             count_losses(c, &batch);
         else
-            count_answers(c, &batch);
-        done += batch.sequences;
+            score_add(&c->e->classes, &batch, c->out);
     }
     if (status != HT_OK && status != HT_END)
         return cli_fail(error, "%s", ht_context_error(c->m->ctx));
+    if (!c->e->language) {
+        c->e->items = (int64_t)c->e->classes.items;
+        c->e->loss = c->e->classes.loss;
+        c->e->accuracy = c->e->classes.correct;
+    }
     return c->e->items > 0 || cli_fail(error, "the data holds nothing to evaluate on");
 }
 
@@ -110,16 +97,20 @@ static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_er
     ht_data *data = NULL;
     char path[4096];
     double holdout;
+    run_rows how = v->rows;
     counter *c = calloc(1, sizeof *c);
     size_t room = (size_t)(config->batch * config->length), logits;
     logits = (size_t)(config->batch * config->classes);
     e->language = config->task == HT_TASK_LANGUAGE;
-    e->classes = config->classes;
     e->positions = !e->language                        ? 0
                    : config->length < REPORT_POSITIONS ? (int)config->length
                                                        : REPORT_POSITIONS;
-    bool good = v->data || own_data(r, &desc, path, &holdout, error);
-    if (v->data) desc.path = v->data, desc.part = HT_PART_TEST;
+    bool good = own_data(r, &desc, path, &holdout, &how, error) || v->data;
+    ht_rows_desc rows = run_rows_desc(&how);
+    desc.rows = &rows;
+    desc.labels = ht_model_labels(m->model);
+    desc.items = v->items;
+    if (v->data) desc.path = v->data, desc.holdout = 0, desc.part = HT_PART_TEST;
     desc.tokenizer = m->tokenizer;
     desc.config = config;
     good = good && (c || cli_fail(error, "out of memory"));
@@ -129,12 +120,13 @@ static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_er
         c->out = malloc((room > logits ? room : logits) * sizeof *c->out);
         good = c->out || cli_fail(error, "out of memory");
     }
+    good = good && (e->language || score_begin(&e->classes, desc.labels, config, error));
     bool made = config->format == HT_FORMAT_LISTOPS || config->format == HT_FORMAT_PATHFINDER;
     if (good && !desc.path && !made)
         good = cli_fail(error, "the run does not say where its data is; give --data");
     if (good && ht_data_open(&data, m->ctx, &desc) != HT_OK)
         good = cli_fail(error, "%s", ht_context_error(m->ctx));
-    good = good && run_batches(c, data, v->items, error);
+    good = good && run_batches(c, data, error);
     if (good) finish(c);
     ht_data_close(data);
     if (c) free(c->out);

@@ -273,38 +273,81 @@ static void write_settings(FILE *out, const report_run *runs, int count, int ind
 
 /* ---- what the model does on data --------------------------------------------------------- */
 
-static void write_confusion(FILE *out, const report_eval *e) {
-    double side = 480.0 / (double)e->classes;
+/* A name beside the matrix, as much of it as there is room for; `anchor` end: a row. */
+static void write_name(FILE *out, const char *name, double x, double y, const char *anchor,
+                       int most) {
+    char part[64];
+    size_t n = 0;
+    for (; name[n] && n + 1 < sizeof part; n++) /* whole characters of UTF-8 */
+        if (((unsigned char)name[n] & 0xC0) != 0x80 && most-- == 0) break;
+    memcpy(part, name, n);
+    part[n] = '\0';
+    fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", x, y, anchor);
+    picture_escaped(out, part);
+    fputs("</text>\n", out);
+}
+
+static void write_cell(FILE *out, const score *s, int64_t i, int64_t j) {
+    double side = 480.0 / (double)s->classes, x = 50 + (double)j * side, y = 44 + (double)i * side;
+    double count = s->matrix[i * s->classes + j], share = s->is[i] > 0 ? count / s->is[i] : 0;
+    fprintf(out,
+            "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill-opacity=\"%.3f\">"
+            "<title>label ",
+            x, y, side - 1, side - 1, 0.04 + 0.9 * share);
+    picture_escaped(out, s->names[i]);
+    fputs(", answer ", out);
+    picture_escaped(out, s->names[j]);
+    fprintf(out, ": %.0f (%.1f %%)</title></rect>\n", count, 100 * share);
+    if (s->classes <= 12 && count > 0)
+        fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%.0f</text>\n",
+                x + 0.5 * side, y + 0.5 * side + 4, count);
+}
+
+static void write_confusion(FILE *out, const score *s) {
+    double side = 480.0 / (double)s->classes;
+    int most = (int)(side / 8) < 3 ? 3 : (int)(side / 8);
     fputs("<svg class=\"confusion\" viewBox=\"0 0 540 540\" role=\"img\" aria-label=\"confusion "
           "matrix\" xmlns=\"http://www.w3.org/2000/svg\" font-size=\"12\">\n"
           "<text x=\"300\" y=\"14\" text-anchor=\"middle\">answer</text>\n"
           "<text x=\"4\" y=\"310\" transform=\"rotate(-90 12 300)\">label</text>\n",
           out);
-    for (int64_t i = 0; i < e->classes; i++) {
-        double sum = 0;
-        for (int64_t j = 0; j < e->classes; j++) sum += e->confusion[i][j];
-        if (e->classes <= 20)
-            fprintf(out,
-                    "<text x=\"44\" y=\"%.1f\" text-anchor=\"end\">%lld</text>"
-                    "<text x=\"%.1f\" y=\"36\" text-anchor=\"middle\">%lld</text>\n",
-                    50 + ((double)i + 0.6) * side, (long long)i, 50 + ((double)i + 0.5) * side,
-                    (long long)i);
-        for (int64_t j = 0; j < e->classes; j++) {
-            double share = sum ? e->confusion[i][j] / sum : 0;
-            fprintf(out,
-                    "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
-                    "fill-opacity=\"%.3f\"><title>label %lld, answer %lld: %.0f (%.1f "
-                    "%%)</title></rect>\n",
-                    50 + (double)j * side, 44 + (double)i * side, side - 1, side - 1,
-                    0.04 + 0.9 * share, (long long)i, (long long)j, e->confusion[i][j],
-                    100 * share);
-            if (e->classes <= 12 && e->confusion[i][j] > 0)
-                fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%.0f</text>\n",
-                        50 + ((double)j + 0.5) * side, 44 + ((double)i + 0.5) * side + 4,
-                        e->confusion[i][j]);
+    for (int64_t i = 0; i < s->classes; i++) {
+        if (s->classes <= 20) {
+            write_name(out, s->names[i], 44, 50 + ((double)i + 0.6) * side, "end", 4);
+            write_name(out, s->names[i], 50 + ((double)i + 0.5) * side, 36, "middle", most);
         }
+        for (int64_t j = 0; j < s->classes; j++) write_cell(out, s, i, j);
     }
     fputs("</svg>\n", out);
+}
+
+static void percent_cell(FILE *out, double x) {
+    char text[32];
+    snprintf(text, sizeof text, isnan(x) ? "-" : "%.2f", 100 * x);
+    cell(out, text, true);
+}
+
+/* Precision, recall and F1 of the first classes. */
+static void write_classes(FILE *out, const score *s) {
+    char text[32];
+    fputs("<table><thead><tr><th>label</th><th class=\"n\">items</th><th class=\"n\">precision, "
+          "%</th><th class=\"n\">recall, %</th><th class=\"n\">F1, %</th></tr></thead>\n<tbody>\n",
+          out);
+    for (int64_t k = 0; k < s->classes && k < REPORT_CLASSES; k++) {
+        fputs("<tr>", out);
+        cell(out, s->names[k], false);
+        cell(out, count_text(text, s->is[k]), true);
+        percent_cell(out, score_precision(s, k));
+        percent_cell(out, score_recall(s, k));
+        percent_cell(out, score_f1(s, k));
+        fputs("</tr>\n", out);
+    }
+    fputs("<tr><td>mean</td><td></td><td></td><td></td>", out);
+    percent_cell(out, score_macro_f1(s));
+    fputs("</tr>\n</tbody></table>\n", out);
+    if (s->classes > REPORT_CLASSES)
+        fprintf(out, "<p class=\"note\">and %lld labels more</p>\n",
+                (long long)(s->classes - REPORT_CLASSES));
 }
 
 static void write_eval(FILE *out, const report_run *r) {
@@ -327,7 +370,8 @@ static void write_eval(FILE *out, const report_run *r) {
         double error = sqrt(e->accuracy * (1 - e->accuracy) / (double)e->items);
         fprintf(out, "<p>accuracy %.2f &plusmn; %.2f %% of %lld items, loss %.4f</p>\n",
                 100 * e->accuracy, 100 * error, (long long)e->items, e->loss);
-        if (e->classes <= REPORT_CLASSES) write_confusion(out, e);
+        write_classes(out, &e->classes);
+        if (e->classes.classes <= REPORT_CLASSES) write_confusion(out, &e->classes);
     }
     fputs("</div>\n", out);
 }

@@ -17,6 +17,7 @@ static const cli_option options[] = {
     {"evaluate", CLI_FLAG, AT(evaluate),
      .help = "also run the models on their validation data: confusion matrix, or loss by position"},
     {"data", CLI_READ, AT(data), "PATH", .help = "evaluate on this instead"},
+    RUN_ROWS_OPTIONS(report_values, rows),
     {"items", CLI_INT, AT(items), "N", "1000", .min = 1, .max = 1 << 30,
      .help = "texts, or windows of text, to evaluate on at most"},
     {"text", CLI_TEXT, AT(text), "TEXT",

@@ -5,7 +5,8 @@
 #ifndef CLI_REPORT_H
 #define CLI_REPORT_H
 
-#include "run/run.h"
+#include "run/rows.h"
+#include "run/score.h"
 
 #include <cjson/cJSON.h>
 
@@ -36,9 +37,9 @@ typedef struct report_eval {
     bool done;
     char problem[512]; /* why not, if it was asked for */
     bool language;
-    int64_t items, classes;
+    int64_t items;
     double loss, accuracy;                                     /* natural logarithm; share */
-    double confusion[REPORT_CLASSES][REPORT_CLASSES];          /* [label, answer]: items */
+    score classes;                                             /* of a classifier */
     double bits[REPORT_POSITIONS], position[REPORT_POSITIONS]; /* language: by position */
     int positions;
 } report_eval;
@@ -58,6 +59,7 @@ typedef struct report_values {
     const char *out, *data, *text, *device;
     int evaluate, json, last;
     int64_t items, threads;
+    run_rows rows;
 } report_values;
 
 /* read.c */

@@ -4,7 +4,8 @@
  */
 #include "base/json.h"
 #include "run/measure.h"
-#include "run/run.h"
+#include "run/rows.h"
+#include "run/score.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@ typedef struct eval_values {
     int64_t threads, fresh, items, length;
     double holdout;
     int json, last, part, by_position;
+    run_rows rows;
 } eval_values;
 
 static const char *const parts[] = {"train", "valid", "test", NULL};
@@ -31,9 +33,10 @@ static const cli_option options[] = {
     {"fresh", CLI_INT, offsetof(eval_values, fresh), "N", "0", .min = 0, .max = 1000000000,
      .help = "make N items from another seed than the run's, never seen in training"},
     {"items", CLI_INT, offsetof(eval_values, items), "N", "0", .min = 0, .max = 1000000000,
-     .help = "no more than about N items, the first ones; 0: all"},
+     .help = "no more than N items, the first ones; 0: all"},
     {"length", CLI_INT, offsetof(eval_values, length), "N", "0", .min = 0, .max = 134217728,
      .help = "tokens of a text, or of a language model's context; 0: as in training"},
+    RUN_ROWS_OPTIONS(eval_values, rows),
     {"last", CLI_FLAG, offsetof(eval_values, last), .help = "the newest checkpoint, not the best"},
     {"by_position", CLI_FLAG, offsetof(eval_values, by_position),
      .help = "language models: loss by position in the context, too"},
@@ -44,18 +47,13 @@ static const cli_option options[] = {
     {0},
 };
 
-/* Sums over items. */
+/* Sums over items, each of one kind of model. */
 typedef struct totals {
-    double loss, correct, targets; /* over targets */
-    double majority;
+    double loss, correct, targets; /* guessed tokens */
     measure language;
+    score classes;
+    float *out; /* losses or logits of a batch */
 } totals;
-
-static bool add_losses(totals *t, run_model *m, const ht_batch *batch, float *losses) {
-    if (ht_trainer_predict(m->trainer, batch, losses) != HT_OK) return false;
-    measure_add(&t->language, batch, losses);
-    return true;
-}
 
 static bool add_report(totals *t, run_model *m, const ht_batch *batch) {
     ht_report r = HT_REPORT_INIT;
@@ -66,66 +64,88 @@ static bool add_report(totals *t, run_model *m, const ht_batch *batch) {
     return true;
 }
 
-static bool evaluate(totals *t, run_model *m, ht_data *data, int64_t items, cli_error *error) {
+static bool add_batch(totals *t, run_model *m, const ht_batch *batch) {
+    if (m->config.task == HT_TASK_DENOISE) return add_report(t, m, batch);
+    if (ht_trainer_predict(m->trainer, batch, t->out) != HT_OK) return false;
+    if (m->config.task == HT_TASK_LANGUAGE)
+        measure_add(&t->language, batch, t->out);
+    else
+        score_add(&t->classes, batch, t->out);
+    return true;
+}
+
+static bool evaluate(totals *t, run_model *m, ht_data *data, cli_error *error) {
+    const ht_config *c = &m->config;
     ht_batch batch = HT_BATCH_INIT;
     ht_status status;
-    bool language = m->config.task == HT_TASK_LANGUAGE;
-    float *losses =
-        language ? malloc(sizeof *losses * (size_t)(m->config.batch * m->config.length)) : NULL;
-    bool good = !language || losses || cli_fail(error, "out of memory");
+    bool language = c->task == HT_TASK_LANGUAGE, classify = !language && c->task != HT_TASK_DENOISE;
     t->language.tokenizer = m->tokenizer;
-    t->language.documents = m->config.documents;
-    for (int64_t seen = 0; good && (items == 0 || seen < items);) {
-        if ((status = ht_data_next(data, &batch)) == HT_END) break;
-        seen += m->config.batch;
-        good = status == HT_OK &&
-               (language ? add_losses(t, m, &batch, losses) : add_report(t, m, &batch));
-        if (!good) cli_fail(error, "%s", ht_context_error(m->ctx));
-    }
-    free(losses);
-    return good;
+    t->language.documents = c->documents;
+    if (classify && !score_begin(&t->classes, ht_model_labels(m->model), c, error)) return false;
+    t->out = malloc(sizeof *t->out * (size_t)(c->batch * (language ? c->length : c->classes)));
+    if (!t->out) return cli_fail(error, "out of memory");
+    while ((status = ht_data_next(data, &batch)) == HT_OK)
+        if (!add_batch(t, m, &batch)) return cli_fail(error, "%s", ht_context_error(m->ctx));
+    return status == HT_END || cli_fail(error, "%s", ht_context_error(m->ctx));
+}
+
+/* The standard error of a share of n. */
+static double error_of(double share, double n) { return sqrt(share * (1 - share) / n); }
+
+static void json_scores(json_writer *json, double targets, double loss, double correct) {
+    json_int(json, "targets", (int64_t)targets);
+    json_real(json, "loss", loss / targets);
+    json_real(json, "accuracy", correct / targets);
+    json_real(json, "accuracy_error", error_of(correct / targets, targets));
 }
 
 static void print_json(const totals *t, const run_model *m, int by_position) {
-    double share = t->correct / t->targets;
+    const score *s = &t->classes;
     json_writer json = {.out = stdout};
     json_open(&json, NULL, '{');
     json_text(&json, "model", m->path);
     if (m->config.task == HT_TASK_LANGUAGE) {
         measure_json(&t->language, &json, by_position);
+    } else if (m->config.task == HT_TASK_DENOISE) {
+        json_scores(&json, t->targets, t->loss, t->correct);
     } else {
-        json_int(&json, "targets", (int64_t)t->targets);
-        json_real(&json, "loss", t->loss / t->targets);
-        json_real(&json, "accuracy", share);
-        json_real(&json, "accuracy_error", sqrt(share * (1 - share) / t->targets));
-        if (m->config.task != HT_TASK_DENOISE) json_real(&json, "majority", t->majority);
+        json_scores(&json, s->items, s->loss, s->correct);
+        json_real(&json, "majority", score_majority(s));
+        score_json(s, &json);
     }
     json_close(&json, '}');
     putchar('\n');
 }
 
+static void print_classes(const score *s, const char *path) {
+    double right = s->correct / s->items;
+    printf("accuracy %.2f +- %.2f %% of %.0f items, loss %.4f; the largest class alone %.2f %% "
+           "(%s)\n",
+           100 * right, 100 * error_of(right, s->items), s->items, s->loss / s->items,
+           100 * score_majority(s), path);
+    score_print(s);
+}
+
 static void print(const totals *t, const run_model *m, const eval_values *v) {
-    double loss = t->loss / t->targets, share = t->correct / t->targets;
+    double right = t->correct / t->targets;
     if (v->json)
         print_json(t, m, v->by_position);
     else if (m->config.task == HT_TASK_LANGUAGE)
         measure_print(&t->language, m->path, v->by_position);
     else if (m->config.task == HT_TASK_DENOISE)
-        printf("accuracy %.2f +- %.2f %% of %.0f %s tokens, loss %.4f (%s)\n", 100 * share,
-               100 * sqrt(share * (1 - share) / t->targets), t->targets,
-               m->config.hide > 0 ? "hidden" : "next", loss, m->path);
+        printf("accuracy %.2f +- %.2f %% of %.0f %s tokens, loss %.4f (%s)\n", 100 * right,
+               100 * error_of(right, t->targets), t->targets,
+               m->config.hide > 0 ? "hidden" : "next", t->loss / t->targets, m->path);
     else
-        printf("accuracy %.2f +- %.2f %% of %.0f items, loss %.4f; the largest class alone %.2f %% "
-               "(%s)\n",
-               100 * share, 100 * sqrt(share * (1 - share) / t->targets), t->targets, loss,
-               100 * t->majority, m->path);
+        print_classes(&t->classes, m->path);
 }
 
-static bool open_data(ht_data **out, run_model *m, const eval_values *v, double *majority,
-                      cli_error *error) {
+static bool open_data(ht_data **out, run_model *m, const eval_values *v, cli_error *error) {
     ht_data_desc desc = HT_DATA_DESC_INIT;
-    ht_data_info info = HT_DATA_INFO_INIT;
     ht_config config = m->config;
+    run_rows how = v->rows;
+    if (!run_rows_of(&how, m, error)) return false;
+    ht_rows_desc rows = run_rows_desc(&how);
     bool made = config.format == HT_FORMAT_LISTOPS || config.format == HT_FORMAT_PATHFINDER;
     desc.config = &config;
     desc.path = v->data;
@@ -133,6 +153,9 @@ static bool open_data(ht_data **out, run_model *m, const eval_values *v, double 
     desc.holdout = v->holdout;
     desc.part = (ht_part)v->part;
     desc.tokenizer = m->tokenizer;
+    desc.rows = &rows;
+    desc.labels = ht_model_labels(m->model);
+    desc.items = v->items;
     if (v->fresh && (v->data || !made))
         return cli_fail(error, "--fresh is for ListOps and Pathfinder, without --data");
     if (!v->data && !made)
@@ -142,9 +165,9 @@ static bool open_data(ht_data **out, run_model *m, const eval_values *v, double 
         config.data_seed++;
         desc.part = HT_PART_TEST;
     }
-    if (ht_data_open(out, m->ctx, &desc) != HT_OK || ht_data_get_info(*out, &info) != HT_OK)
+    if (ht_data_open(out, m->ctx, &desc) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(m->ctx));
-    *majority = info.majority;
+    if (!cli_quiet()) run_rows_print(stderr, *out);
     return true;
 }
 
@@ -159,12 +182,13 @@ static int run(const void *values) {
         cli_say("eval", "%s", error.text);
         return code;
     }
-    bool good =
-        open_data(&data, &m, v, &t.majority, &error) && evaluate(&t, &m, data, v->items, &error);
+    bool good = open_data(&data, &m, v, &error) && evaluate(&t, &m, data, &error);
     if (good)
         print(&t, &m, v);
     else
         cli_say("eval", "%s", error.text);
+    score_free(&t.classes);
+    free(t.out);
     ht_data_close(data);
     run_close(&m);
     return good ? CLI_OK : CLI_FAILED;

@@ -4,7 +4,8 @@
  */
 #include "base/json.h"
 #include "base/save.h"
-#include "run/run.h"
+#include "run/rows.h"
+#include "run/score.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,13 +15,16 @@ typedef struct predict_values {
     const char *run, *text, *data, *device;
     int64_t threads;
     int json, last;
+    run_rows rows;
 } predict_values;
 
 static const cli_option options[] = {
     {"text", CLI_TEXT, offsetof(predict_values, text), "TEXT",
      .help = "one text; a pair: text<TAB>text"},
     {"data", CLI_READ, offsetof(predict_values, data), "FILE",
-     .help = "texts without labels, one per line; - or nothing: stdin"},
+     .help = "texts without labels, one per line; - or nothing: stdin. CSV and JSONL by their "
+             "name, or with --rows or --text_column, as in train"},
+    RUN_ROWS_OPTIONS(predict_values, rows),
     {"last", CLI_FLAG, offsetof(predict_values, last),
      .help = "the newest checkpoint, not the best"},
     {"json", CLI_FLAG, offsetof(predict_values, json), .help = "one JSON object per line"},
@@ -39,25 +43,33 @@ typedef struct predictor {
     long long line;
 } predictor;
 
+/* The text in one line: what would end it is a space. */
+static void print_text(const char *text, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) putchar(text[i] == '\n' || text[i] == '\r' ? ' ' : text[i]);
+    putchar('\n');
+}
+
 static void print_line(const predictor *p, const char *text, size_t bytes) {
-    const ht_config *c = &p->m.config;
+    const ht_labels *labels = ht_model_labels(p->m.model);
     json_writer json = {.out = stdout};
-    int64_t best = 0;
+    int64_t best = 0, classes = ht_labels_count(labels);
     double sum = 0, top = p->out[0];
-    for (int64_t i = 1; i < c->classes; i++)
+    for (int64_t i = 1; i < classes; i++)
         if (p->out[i] > p->out[best]) best = i, top = p->out[i];
-    for (int64_t i = 0; i < c->classes; i++) sum += exp(p->out[i] - top);
+    for (int64_t i = 0; i < classes; i++) sum += exp(p->out[i] - top);
     if (!p->json) {
-        printf("%lld\t%.4f\t%.*s\n", (long long)best, 1 / sum, (int)bytes, text);
+        printf("%s\t%.4f\t", ht_labels_name(labels, best), 1 / sum);
+        print_text(text, bytes);
         return;
     }
     json_open(&json, NULL, '{');
     json_int(&json, "line", p->line);
-    json_int(&json, "label", best);
+    score_json_label(&json, "label", ht_labels_name(labels, best));
     json_real(&json, "probability", 1 / sum);
-    json_open(&json, "probabilities", '[');
-    for (int64_t i = 0; i < c->classes; i++) json_real(&json, NULL, exp(p->out[i] - top) / sum);
-    json_close(&json, ']');
+    json_open(&json, "probabilities", '{');
+    for (int64_t i = 0; i < classes; i++)
+        json_real(&json, ht_labels_name(labels, i), exp(p->out[i] - top) / sum);
+    json_close(&json, '}');
     json_close(&json, '}');
     putchar('\n');
 }
@@ -75,7 +87,8 @@ static void print_bits(const predictor *p, const char *text, size_t bytes, int64
         json_close(&json, '}');
         putchar('\n');
     } else {
-        printf("%.4f\t%.*s\n", sum / (double)encoded, (int)bytes, text);
+        printf("%.4f\t", sum / (double)encoded);
+        print_text(text, bytes);
     }
 }
 
@@ -123,13 +136,12 @@ static bool language_line(predictor *p, const char *text, size_t bytes, cli_erro
     return true;
 }
 
-static bool classify_line(predictor *p, const char *text, size_t bytes, cli_error *error) {
-    bool pairs = p->m.config.task == HT_TASK_PAIRS;
-    const char *tab = pairs ? memchr(text, '\t', bytes) : NULL;
-    if (pairs && !tab) return cli_fail(error, "line %lld: a pair must be text<TAB>text", p->line);
-    size_t first = tab ? (size_t)(tab - text) : bytes;
-    int64_t n = encode(p, 0, text, first, error), second = 0;
-    if (n >= 0 && tab) second = encode(p, n, tab + 1, bytes - first - 1, error);
+/* other: the second text of a pair, or NULL. */
+static bool classify(predictor *p, const char *text, size_t bytes, const char *other,
+                     size_t other_bytes, cli_error *error) {
+    bool pairs = other != NULL;
+    int64_t n = encode(p, 0, text, bytes, error), second = 0;
+    if (n >= 0 && pairs) second = encode(p, n, other, other_bytes, error);
     if (n < 0 || second < 0) return false;
     int32_t starts[3] = {0, (int32_t)n, (int32_t)(n + second)};
     ht_batch batch = {.size = sizeof batch,
@@ -140,6 +152,15 @@ static bool classify_line(predictor *p, const char *text, size_t bytes, cli_erro
         return cli_fail(error, "line %lld: %s", p->line, ht_context_error(p->m.ctx));
     print_line(p, text, bytes);
     return true;
+}
+
+static bool classify_line(predictor *p, const char *text, size_t bytes, cli_error *error) {
+    bool pairs = p->m.config.task == HT_TASK_PAIRS;
+    const char *tab = pairs ? memchr(text, '\t', bytes) : NULL;
+    if (!pairs) return classify(p, text, bytes, NULL, 0, error);
+    if (!tab) return cli_fail(error, "line %lld: a pair must be text<TAB>text", p->line);
+    size_t first = (size_t)(tab - text);
+    return classify(p, text, first, tab + 1, bytes - first - 1, error);
 }
 
 static bool one_line(predictor *p, const char *text, size_t bytes, cli_error *error) {
@@ -164,6 +185,52 @@ static bool all_lines(predictor *p, const char *path, cli_error *error) {
     return good;
 }
 
+/* ---- rows of CSV and the like ---- */
+
+typedef struct row_reader {
+    predictor *p;
+    cli_error *error;
+    bool good;
+} row_reader;
+
+static int one_row(void *user, const ht_row *row) {
+    row_reader *r = user;
+    predictor *p = r->p;
+    p->line = row->line;
+    if (p->m.config.task == HT_TASK_LANGUAGE)
+        r->good = language_line(p, row->text[0], row->text_bytes[0], r->error);
+    else
+        r->good = classify(p, row->text[0], row->text_bytes[0], row->text[1], row->text_bytes[1],
+                           r->error);
+    return !r->good;
+}
+
+static bool all_rows(predictor *p, const predict_values *v, const run_rows *how, cli_error *error) {
+    row_reader r = {.p = p, .error = error, .good = true};
+    ht_rows_desc desc = run_rows_desc(how);
+    ht_rows_info info = HT_ROWS_INFO_INIT;
+    desc.path = v->data ? v->data : "-";
+    desc.texts = p->m.config.task == HT_TASK_PAIRS ? 2 : 1;
+    desc.unlabelled = 1;
+    desc.each = one_row;
+    desc.user = &r;
+    ht_status status = ht_rows_read(p->m.ctx, &desc, &info);
+    if (!r.good) return false;
+    if (status != HT_OK) return cli_fail(error, "%s", ht_context_error(p->m.ctx));
+    if (info.refused)
+        cli_note("predict", "%lld rows were refused, the first: %s", (long long)info.refused,
+                 info.refusal);
+    return true;
+}
+
+static bool all_texts(predictor *p, const predict_values *v, cli_error *error) {
+    run_rows how = v->rows;
+    bool asked = how.kind >= 0 || how.header >= 0 || how.text_column;
+    ht_rows_kind kind = v->data ? ht_rows_kind_of(v->data) : HT_ROWS_AUTO;
+    if (!asked && kind != HT_ROWS_CSV && kind != HT_ROWS_JSONL) return all_lines(p, v->data, error);
+    return run_rows_of(&how, &p->m, error) && all_rows(p, v, &how, error);
+}
+
 static bool allocate(predictor *p, cli_error *error) {
     const ht_config *c = &p->m.config;
     size_t tokens = 2 * (size_t)c->length + 2,
@@ -184,7 +251,7 @@ static int run(const void *values) {
         return code;
     }
     bool good = allocate(&p, &error) && (v->text ? one_line(&p, v->text, strlen(v->text), &error)
-                                                 : all_lines(&p, v->data, &error));
+                                                 : all_texts(&p, v, &error));
     if (!good) cli_say("predict", "%s", error.text);
     free(p.tokens);
     free(p.targets);

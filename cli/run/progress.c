@@ -3,6 +3,8 @@
  */
 #include "run/progress.h"
 
+#include "run/rows.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,6 +86,7 @@ void progress_header(const ht_model *model, const ht_trainer *trainer, const ht_
     printf("  %-10s %.1f MB besides the weights\n", "memory",
            (double)ht_trainer_bytes(trainer) / 1e6);
     printf("%sdata%s\n", bold, plain);
+    run_rows_print(stdout, train);
     print_data("train", train);
     print_data("valid", valid);
     fflush(stdout);

@@ -4,7 +4,7 @@
  */
 #include "base/json.h"
 #include "run/progress.h"
-#include "run/run.h"
+#include "run/rows.h"
 #include "base/save.h"
 
 #include <cjson/cJSON.h>
@@ -30,6 +30,7 @@ typedef struct train_values {
     double holdout;
     int64_t threads;
     int resume, quiet;
+    run_rows rows;
     given key;
 } train_values;
 
@@ -37,15 +38,16 @@ static const cli_option options[] = {
     {"run", CLI_TEXT, offsetof(train_values, run), "FOLDER", .required = 1,
      .help = "where the run is kept"},
     {"data", CLI_READ, offsetof(train_values, data), "PATH",
-     .help = "a file, a folder or - for stdin: label<TAB>text lines, plain text for a language "
-             "model, or images; gzip and zstd are recognised. Without it ListOps expressions or "
-             "Pathfinder images are made"},
+     .help = "a file, a folder or - for stdin: labelled texts (TSV, CSV, JSONL, a folder per "
+             "label), plain text for a language model, or images; gzip and zstd are recognised. "
+             "Without it ListOps expressions or Pathfinder images are made"},
     {"valid", CLI_READ, offsetof(train_values, valid), "PATH",
      .help = "data to validate on; else --holdout"},
     {"papers", CLI_READ, offsetof(train_values, papers), "PATH",
      .help = "id<TAB>text lines; then --data and --valid are label<TAB>id<TAB>id (task pairs)"},
     {"holdout", CLI_REAL, offsetof(train_values, holdout), "SHARE", "0.1", .min = 0, .max = 1,
      .help = "share of --data that is kept for validation if there is no --valid"},
+    RUN_ROWS_OPTIONS(train_values, rows),
     {"preset", CLI_TEXT, offsetof(train_values, preset), "NAME",
      .help = "start from these settings; default small-listops, with --data small"},
     {"config", CLI_READ, offsetof(train_values, config), "FILE",
@@ -192,6 +194,7 @@ static bool make_config(ht_context *ctx, ht_config *config, const train_values *
 typedef struct places {
     char data[4096], valid[4096], papers[4096]; /* "": none */
     double holdout;
+    run_rows rows;
 } places;
 
 static bool read_places(places *out, const char *run, cli_error *error) {
@@ -211,6 +214,7 @@ static bool read_places(places *out, const char *run, cli_error *error) {
         if (cJSON_IsString(papers))
             snprintf(out->papers, sizeof out->papers, "%s", papers->valuestring);
         out->holdout = holdout->valuedouble;
+        run_rows_read(&out->rows, root);
     }
     cJSON_Delete(root);
     free(text);
@@ -232,6 +236,7 @@ static bool write_places(const places *p, const char *run, cli_error *error) {
     add_path(root, "valid", p->valid);
     add_path(root, "papers", p->papers);
     cJSON_AddNumberToObject(root, "holdout", p->holdout);
+    run_rows_write(&p->rows, root);
     char *text = cJSON_Print(root);
     bool good = text && run_path(path, run, "run.json", error) && run_write_text(path, text, error);
     cJSON_free(text);
@@ -240,7 +245,7 @@ static bool write_places(const places *p, const char *run, cli_error *error) {
 }
 
 static bool make_places(places *out, const train_values *v, cli_error *error) {
-    *out = (places){.holdout = v->holdout};
+    *out = (places){.holdout = v->holdout, .rows = v->rows};
     if (v->resume && !read_places(out, v->run, error)) return false;
     if (v->data) snprintf(out->data, sizeof out->data, "%s", v->data);
     if (v->valid) snprintf(out->valid, sizeof out->valid, "%s", v->valid);
@@ -296,12 +301,16 @@ static bool keep_stdin(char *data, const char *run, cli_error *error) {
 }
 
 static bool open_part(ht_data **out, ht_context *ctx, const ht_config *config, const places *p,
-                      ht_part part, const ht_tokenizer *tokenizer, cli_error *error) {
+                      ht_part part, const ht_tokenizer *tokenizer, const ht_labels *labels,
+                      cli_error *error) {
     ht_data_desc desc = HT_DATA_DESC_INIT;
+    ht_rows_desc rows = run_rows_desc(&p->rows);
     bool own = part == HT_PART_VALID && p->valid[0];
     desc.config = config;
     desc.part = part;
     desc.tokenizer = tokenizer;
+    desc.rows = &rows;
+    desc.labels = labels;
     desc.path = own ? p->valid : p->data[0] ? p->data : NULL;
     desc.papers = p->papers[0] ? p->papers : NULL;
     desc.holdout = desc.path && !p->valid[0] ? p->holdout : 0;
@@ -370,6 +379,17 @@ static bool keep_tokenizer(const train_values *v, cli_error *error) {
            (run_path(path, v->run, "tokens.model", error) && run_copy(path, v->tokenizer, error));
 }
 
+/* Both parts; the labels of the first are those of the second and of the model. */
+static bool open_data(run_parts *p, cli_error *error) {
+    if (!open_part(&p->train, p->ctx, &p->config, &p->where, HT_PART_TRAIN, p->tokenizer, NULL,
+                   error))
+        return false;
+    const ht_labels *labels = ht_data_labels(p->train);
+    if (labels) p->config.classes = ht_labels_count(labels);
+    return open_part(&p->valid, p->ctx, &p->config, &p->where, HT_PART_VALID, p->tokenizer, labels,
+                     error);
+}
+
 static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
     if (!make_folder(&p->lock, v, error) || !make_places(&p->where, v, error) ||
@@ -381,9 +401,7 @@ static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
                         ht_config_choice("format", (int)p->config.format));
     if (strcmp(p->where.data, "-") == 0 && !keep_stdin(p->where.data, v->run, error)) return false;
     if (!use_tokenizer(p, v, error)) return false;
-    if (!open_part(&p->train, p->ctx, &p->config, &p->where, HT_PART_TRAIN, p->tokenizer, error) ||
-        !open_part(&p->valid, p->ctx, &p->config, &p->where, HT_PART_VALID, p->tokenizer, error))
-        return false;
+    if (!open_data(p, error)) return false;
     desc.config = &p->config;
     if (ht_model_create(&p->model, p->ctx, &p->config) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));

@@ -32,6 +32,8 @@
 #define HTI_LAST_ht_report loss
 #define HTI_LAST_ht_train_desc train
 #define HTI_LAST_ht_place ranks
+#define HTI_LAST_ht_rows_desc path
+#define HTI_LAST_ht_rows_info rows
 #define HTI_LAST_ht_resume_info step
 
 typedef struct hti_sized {

@@ -63,8 +63,8 @@ static ht_status fill(ht_data *d, const ht_data_desc *desc) {
     int64_t zero = 0;
     const ht_config *c = &d->config;
     d->tokens.ctx = d->starts.ctx = d->labels.ctx = d->ctx;
+    d->papers.ctx = d->names.ctx = d->ctx;
     TRY(hti_buffer_add(&d->starts, &zero, sizeof zero));
-    d->papers.ctx = d->ctx;
     if (c->format == HT_FORMAT_TEXT)
         TRY(hti_text_read(d, desc));
     else if (c->format == HT_FORMAT_PATHFINDER && !desc->path)
@@ -74,13 +74,15 @@ static ht_status fill(ht_data *d, const ht_data_desc *desc) {
     else if (c->format == HT_FORMAT_LISTOPS && !desc->path)
         TRY(hti_listops_make(d, desc));
     else
-        TRY(hti_tsv_read(d, desc));
+        TRY(hti_labelled_read(d, desc));
     const char *name = desc->path ? desc->path : "the data";
     CHECK(d->ctx, d->items > 0 || desc->holdout == 0, HT_INVALID,
           "%s has no items %s when %g of it is held out; hold out a larger or smaller share", name,
           desc->part == HT_PART_VALID ? "to validate on" : "to train on", desc->holdout);
     CHECK(d->ctx, d->items > 0, HT_INVALID, "%s has no items", name);
-    return HT_OK;
+    if (desc->items > 0 && desc->items < d->items) d->items = desc->items;
+    if (hti_config_by_token(c) || d->names.count) return HT_OK;
+    return hti_names_count(&d->names, c->classes);
 }
 
 static ht_status allocate(ht_data *d) {
@@ -112,6 +114,8 @@ ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *given
     memset(d, 0, sizeof *d);
     d->ctx = ctx;
     d->config = config;
+    d->classes_asked = desc->config->classes;
+    d->rows = (ht_rows_info)HT_ROWS_INFO_INIT;
     d->epoch = -1;
     ht_status status = fill(d, desc);
     if (status == HT_OK) status = allocate(d);
@@ -130,6 +134,7 @@ void ht_data_close(ht_data *d) {
     hti_buffer_free(&d->starts);
     hti_buffer_free(&d->labels);
     hti_buffer_free(&d->papers);
+    hti_names_free(&d->names);
     hti_host_free(d->ctx, d->order);
     hti_host_free(d->ctx, d->batch_tokens);
     hti_host_free(d->ctx, d->batch_targets);
@@ -144,13 +149,13 @@ static int64_t text_tokens(const ht_data *d) {
 }
 
 static ht_status count_labels(const ht_data *d, ht_data_info *out) {
+    out->classes = d->config.classes;
     int64_t *count = hti_host_alloc(d->ctx, sizeof *count * (size_t)d->config.classes), most = 0;
     CHECK(d->ctx, count, HT_NOMEM, "out of memory: counting labels");
     memset(count, 0, sizeof *count * (size_t)d->config.classes);
     for (int64_t i = 0; i < d->items; i++) {
         int64_t label = labels_of(d)[i];
         if (++count[label] > most) most = count[label];
-        if (label >= out->classes) out->classes = label + 1;
     }
     hti_host_free(d->ctx, count);
     out->majority = (double)most / (double)d->items;
@@ -166,6 +171,15 @@ ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
     if (d->config.task == HT_TASK_LANGUAGE) info.tokens = text_tokens(d);
     if (!hti_config_by_token(&d->config)) TRY(count_labels(d, &info));
     HTI_GIVE(ht_data_info, out, &info);
+    return HT_OK;
+}
+
+const ht_labels *ht_data_labels(const ht_data *d) { return d && d->names.count ? &d->names : NULL; }
+
+ht_status ht_data_get_rows(const ht_data *d, ht_rows_info *out) {
+    NEED(d);
+    TRY(HTI_WANT(d->ctx, ht_rows_info, out));
+    HTI_GIVE(ht_rows_info, out, &d->rows);
     return HT_OK;
 }
 

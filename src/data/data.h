@@ -6,17 +6,9 @@
 
 #include <stdio.h>
 
+#include "core/buffer.h"
+#include "core/names.h"
 #include "model/config.h"
-
-/* A growing array of bytes from hti_host_alloc. */
-typedef struct hti_buffer {
-    ht_context *ctx;
-    char *data;
-    size_t used, room;
-} hti_buffer;
-ht_status hti_buffer_need(hti_buffer *b, size_t more); /* room for so many more */
-ht_status hti_buffer_add(hti_buffer *b, const void *bytes, size_t count);
-void hti_buffer_free(hti_buffer *b);
 
 /* The tokens of a text (store.c), in memory or in a file. */
 typedef struct hti_tokens {
@@ -38,9 +30,12 @@ struct ht_data {
     hti_buffer tokens; /* uint16_t: of all sequences; images: bytes; texts: not used */
     hti_buffer
         starts; /* int64_t [sequences + 1]; texts: not used, windows follow from the length */
-    hti_buffer labels; /* int32_t [items]; texts: not used */
-    hti_buffer papers; /* int32_t [2 items]: pairs of papers: which sequences; else not used */
-    int narrow;        /* 1: tokens are uint8_t: pixels */
+    hti_buffer labels;     /* int32_t [items]; texts: not used */
+    hti_buffer papers;     /* int32_t [2 items]: pairs of papers: which sequences; else not used */
+    hti_names names;       /* of the classes; none where tokens are guessed */
+    int64_t classes_asked; /* of the configuration; 0: they are counted */
+    ht_rows_info rows;     /* labelled texts: what was read */
+    int narrow;            /* 1: tokens are uint8_t: pixels */
     int64_t items;
     int64_t longest, cut;
     hti_tokens text;         /* texts: all documents one after the other */
@@ -65,9 +60,18 @@ typedef ht_status hti_each_line(void *user, const char *name, int64_t number, co
                                 size_t bytes);
 ht_status hti_source_lines(void *user, const char *name, const char *bytes, size_t count,
                            hti_each_line *each);
-/* stream.c: the same, a piece of a file at a time; end: the file ends (then count is 0). */
+/* stream.c: the same, a piece of a file at a time. */
+enum {
+    HTI_MORE,
+    HTI_ENDS,
+    HTI_EMPTY
+}; /* the file ends, or it is an empty one of a folder, which
+      is left out: count is 0 */
 typedef ht_status hti_piece(void *user, const char *name, const char *bytes, size_t count, int end);
 ht_status hti_stream_read(ht_context *ctx, const char *path, hti_piece *each, void *user);
+
+/* FORMAT if these first bytes are of a format that others read: Parquet, a ZIP, ... */
+ht_status hti_stream_foreign(ht_context *ctx, const char *name, const char *bytes, size_t count);
 
 /* Adds one sequence of ids, cut to the configuration's length. */
 ht_status hti_data_add_bytes(ht_data *d, const char *text, size_t bytes);
@@ -75,7 +79,7 @@ ht_status hti_data_add_ids(ht_data *d, const uint16_t *ids, int64_t count);
 ht_status hti_data_add_label(ht_data *d, int32_t label);
 
 /* One file per kind of data; each fills tokens, starts, labels. */
-ht_status hti_tsv_read(ht_data *d, const ht_data_desc *desc);
+ht_status hti_labelled_read(ht_data *d, const ht_data_desc *desc);
 ht_status hti_text_read(ht_data *d, const ht_data_desc *desc);
 void hti_text_put(ht_data *d, int64_t item); /* a window into the batch */
 ht_status hti_listops_make(ht_data *d, const ht_data_desc *desc);
@@ -85,6 +89,14 @@ ht_status hti_images_make(ht_data *d, const ht_data_desc *desc); /* Pathfinder *
 /* An expression as ids; *count may be more than room. */
 ht_status hti_listops_encode(ht_context *ctx, const char *text, size_t bytes, uint16_t *ids,
                              int64_t room, int64_t *count);
+
+/* labels.c. Labels as they came become labels in their order: whole numbers by their size, else as
+ * text; number[arrival]. Numbers that are all below `classes` are themselves. */
+ht_status hti_labels_settle(hti_names *out, int32_t *number, const hti_names *seen,
+                            int64_t classes);
+/* Number of a label, which may be a whole number in another way of writing; -1: not known. */
+int32_t hti_labels_find(const hti_names *labels, const char *label, size_t bytes);
+void hti_labels_list(char *out, size_t bytes, const hti_names *labels); /* "ham, spam" */
 
 /* Is item `index` in the valid part when a share of all items is held out? */
 int hti_held_out(int64_t index, double share);

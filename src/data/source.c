@@ -1,42 +1,9 @@
 /*
- * Buffers that grow, and whole files in them, line by line if wanted.
+ * Whole files in memory, line by line if wanted.
  */
 #include <string.h>
 
 #include "data/data.h"
-
-/* ---- buffers ---- */
-
-ht_status hti_buffer_need(hti_buffer *b, size_t more) {
-    if (more <= b->room - b->used) return HT_OK;
-    size_t room = b->room ? b->room : 4096;
-    while (room - b->used < more) {
-        CHECK(b->ctx, room <= SIZE_MAX / 4, HT_NOMEM, "out of memory: the data is too large");
-        room *= 2;
-    }
-    char *data = hti_host_alloc(b->ctx, room);
-    CHECK(b->ctx, data, HT_NOMEM, "out of memory: %zu bytes of data", room);
-    if (b->used) memcpy(data, b->data, b->used);
-    hti_host_free(b->ctx, b->data);
-    b->data = data;
-    b->room = room;
-    return HT_OK;
-}
-
-ht_status hti_buffer_add(hti_buffer *b, const void *bytes, size_t count) {
-    TRY(hti_buffer_need(b, count));
-    if (count) memcpy(b->data + b->used, bytes, count);
-    b->used += count;
-    return HT_OK;
-}
-
-void hti_buffer_free(hti_buffer *b) {
-    if (b->ctx) hti_host_free(b->ctx, b->data);
-    b->data = NULL;
-    b->used = b->room = 0;
-}
-
-/* ---- whole files ---- */
 
 /* A file's pieces, until all of them are there. */
 typedef struct whole {
@@ -47,6 +14,7 @@ typedef struct whole {
 
 static ht_status collect(void *user, const char *name, const char *bytes, size_t count, int end) {
     whole *w = user;
+    if (end == HTI_EMPTY) return HT_OK;
     if (!end) return hti_buffer_add(&w->bytes, bytes, count);
     TRY(hti_buffer_need(&w->bytes, 1)); /* packed files may hold nothing; data is never NULL */
     ht_status status = w->each(w->user, name, w->bytes.data, w->bytes.used);

@@ -39,7 +39,7 @@ static ht_status refill(stream *s) {
 }
 
 static ht_status give(stream *s, const char *bytes, size_t count) {
-    return count ? s->each(s->user, s->name, bytes, count, 0) : HT_OK;
+    return count ? s->each(s->user, s->name, bytes, count, HTI_MORE) : HT_OK;
 }
 
 static ht_status plain(stream *s) {
@@ -124,6 +124,29 @@ static ht_status gzip(stream *s) {
 }
 #endif
 
+ht_status hti_stream_foreign(ht_context *ctx, const char *name, const char *bytes, size_t count) {
+    static const struct {
+        const char *first, *is;
+    } formats[] = {{"PAR1", "Parquet"},
+                   {"ARROW1", "Arrow"},
+                   {"PK\3\4", "ZIP or Excel"},
+                   {"BZh", "bzip2"},
+                   {"\xFD"
+                    "7zXZ",
+                    "xz"},
+                   {"SQLite format 3", "SQLite"},
+                   {"\x89HDF", "HDF5"},
+                   {"%PDF-", "PDF"}};
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        size_t n = strlen(formats[i].first);
+        CHECK(ctx, count < n || memcmp(bytes, formats[i].first, n) != 0, HT_FORMAT,
+              "%s is %s; make CSV, JSONL or plain text of it (docs/training.md has a line for "
+              "Parquet)",
+              name, formats[i].is);
+    }
+    return HT_OK;
+}
+
 static ht_status read_stream(stream *s) {
     TRY(refill(s));
     CHECK(s->ctx, s->have > 0, HT_FORMAT, "%s is empty", s->name);
@@ -131,7 +154,7 @@ static ht_status read_stream(stream *s) {
     int is_zstd = s->have >= 4 && b[0] == 0x28 && b[1] == 0xB5 && b[2] == 0x2F && b[3] == 0xFD;
     int is_gzip = s->have >= 2 && b[0] == 0x1F && b[1] == 0x8B;
     TRY(is_zstd ? zstd(s) : is_gzip ? gzip(s) : plain(s));
-    return s->each(s->user, s->name, "", 0, 1);
+    return s->each(s->user, s->name, "", 0, HTI_ENDS);
 }
 
 static ht_status read_file(ht_context *ctx, const char *name, FILE *file, hti_piece *each,
@@ -177,9 +200,10 @@ static ht_status read_folder(ht_context *ctx, const char *path, int depth, hti_p
             continue;
         }
         if (S_ISDIR(link.st_mode)) status = read_folder(ctx, name, depth + 1, each, user, files);
-        if (!S_ISREG(about.st_mode) || about.st_size == 0) continue;
-        status = read_path(ctx, name, each, user);
-        ++*files;
+        if (!S_ISREG(about.st_mode)) continue;
+        status =
+            about.st_size ? read_path(ctx, name, each, user) : each(user, name, "", 0, HTI_EMPTY);
+        *files += about.st_size > 0;
     }
     free(list);
     return status;

@@ -18,6 +18,7 @@ typedef struct reader {
     ht_data *d;
     const ht_data_desc *desc;
     int by_document; /* the parts are made of whole documents */
+    int in_file;     /* a file has begun */
     int open, kept;  /* a document has begun; it belongs to this part */
     int64_t documents, kept_documents;
     hti_buffer line;         /* a line that is not complete, at most HEAD bytes */
@@ -156,7 +157,9 @@ static ht_status split_lines(reader *r, const char *bytes, size_t count, int end
 static ht_status take_piece(void *user, const char *name, const char *bytes, size_t count,
                             int end) {
     reader *r = user;
-    (void)name;
+    if (end == HTI_EMPTY) return HT_OK;
+    if (!r->in_file) TRY(hti_stream_foreign(r->d->ctx, name, bytes, count));
+    r->in_file = !end;
     if (r->d->config.documents != HT_DOCUMENTS_FILE) return split_lines(r, bytes, count, end);
     TRY(add_text(r, bytes, count));
     return end ? end_document(r) : HT_OK;
@@ -170,7 +173,7 @@ static ht_status read_all(reader *r) {
     t->memory.ctx = r->line.ctx = r->text.ctx = r->tokens.ctx = r->d->ctx;
     t->limit = r->desc->memory ? r->desc->memory : (size_t)1 << 30;
     r->documents = r->kept_documents = r->longest = 0;
-    r->open = r->in_line = 0;
+    r->open = r->in_line = r->in_file = 0;
     r->line.used = r->text.used = 0;
     TRY(hti_stream_read(r->d->ctx, r->desc->path, take_piece, r));
     /* the end of the last document is asked for, too */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "core/file.h"
+#include "data/utf8.h"
 #include "data/data.h"
 #include "data/sentencepiece.h"
 
@@ -168,30 +169,12 @@ static void emit_bytes(sink *s, const ht_tokenizer *t, const char *text, size_t 
 
 #ifdef HTI_SENTENCEPIECE
 
-/* Bytes of the character at the start of a text; 0: it is no valid UTF-8. */
-static size_t character(const char *text, size_t left) {
-    const unsigned char *b = (const unsigned char *)text;
-    size_t n = b[0] < 0x80                    ? 1
-               : b[0] >= 0xC2 && b[0] < 0xE0  ? 2
-               : b[0] >= 0xE0 && b[0] < 0xF0  ? 3
-               : b[0] >= 0xF0 && b[0] <= 0xF4 ? 4
-                                              : 0;
-    if (n == 0 || n > left) return 0;
-    for (size_t i = 1; i < n; i++)
-        if ((b[i] & 0xC0) != 0x80) return 0;
-    if (b[0] == 0xE0 && b[1] < 0xA0) return 0;  /* longer than it need be */
-    if (b[0] == 0xED && b[1] >= 0xA0) return 0; /* half of a surrogate pair */
-    if (b[0] == 0xF0 && b[1] < 0x90) return 0;
-    if (b[0] == 0xF4 && b[1] >= 0x90) return 0; /* beyond the last character */
-    return n;
-}
-
 /* Valid characters up to the end of the line, but not too many; the mark and NUL end it, too. */
 static size_t plain_run(const char *text, size_t left) {
     enum { MOST = 4096 };
     size_t at = 0;
     while (at < left && at < MOST) {
-        size_t n = character(text + at, left - at);
+        size_t n = hti_utf8(text + at, left - at);
         if (n == 0 || text[at] == '\0' || (n == 3 && memcmp(text + at, MARK, 3) == 0)) break;
         at += n;
         if (text[at - 1] == '\n') break;
@@ -222,7 +205,7 @@ static int encode_run(sink *s, const ht_tokenizer *t, const char *text, size_t b
     free(ids);
     if (good) return 1;
     size_t half = 0;
-    while (half < bytes / 2) half += character(text + half, bytes - half);
+    while (half < bytes / 2) half += hti_utf8(text + half, bytes - half);
     if (half == 0 || half == bytes) {
         emit_bytes(s, t, text, bytes);
         return 1;

@@ -3,6 +3,7 @@
  */
 #include "model/checkpoint.h"
 
+#include <cjson/cJSON.h>
 #include <math.h>
 #include <string.h>
 
@@ -11,6 +12,7 @@
 
 #define CONFIG_KEY "htransformer" /* metadata: the configuration as JSON */
 #define NOTE_KEY "trainer"
+#define LABELS_KEY "labels" /* a JSON array of strings */
 enum { STAGE = 4096, NAME = 96 };
 
 static void full_name(char *out, const hti_part *part, const hti_param *t) {
@@ -59,12 +61,37 @@ static ht_status write_arena(hti_writer *w, const ht_model *m, const hti_part *p
     return HT_OK;
 }
 
+/* The names of the classes as JSON, to be freed by cJSON_free; NULL: no memory. */
+static char *labels_json(const hti_names *labels) {
+    cJSON *list = cJSON_CreateArray();
+    int good = list != NULL;
+    for (int64_t i = 0; i < labels->count && good; i++)
+        good = cJSON_AddItemToArray(list, cJSON_CreateString(hti_names_at(labels, i, NULL)));
+    char *text = good ? cJSON_PrintUnformatted(list) : NULL;
+    cJSON_Delete(list);
+    return text;
+}
+
+static ht_status write_header(hti_writer *w, const ht_model *m, const char *note,
+                              hti_entry *entries, int64_t count) {
+    char config[8192], *labels = NULL;
+    const char *meta[9] = {"format", "pt", CONFIG_KEY, config};
+    int used = 4;
+    TRY(ht_config_write_json(m->ctx, &m->config, config, sizeof config, NULL));
+    if (note) meta[used++] = NOTE_KEY, meta[used++] = note;
+    if (m->named) {
+        labels = labels_json(&m->labels);
+        CHECK(m->ctx, labels, HT_NOMEM, "out of memory: the labels of %s", w->path);
+        meta[used++] = LABELS_KEY, meta[used++] = labels;
+    }
+    ht_status status = hti_header_write(w, entries, count, meta);
+    cJSON_free(labels);
+    return status;
+}
+
 static ht_status write_all(hti_writer *w, const ht_model *m, const hti_part *parts, int count,
                            const char *note, ht_dtype dtype, hti_entry *entries,
                            char (*names)[NAME]) {
-    char config[8192];
-    TRY(ht_config_write_json(m->ctx, &m->config, config, sizeof config, NULL));
-    const char *meta[] = {"format", "pt", CONFIG_KEY, config, note ? NOTE_KEY : NULL, note, NULL};
     int64_t n = 0;
     for (int p = 0; p < count; p++) {
         for (int64_t i = 0; i < m->params.tensors; i++, n++) {
@@ -77,7 +104,7 @@ static ht_status write_all(hti_writer *w, const ht_model *m, const hti_part *par
                                      .count = t->count};
         }
     }
-    TRY(hti_header_write(w, entries, n, meta));
+    TRY(write_header(w, m, note, entries, n));
     for (int p = 0; p < count; p++)
         TRY(write_arena(w, m, &parts[p], dtype, entries + p * m->params.tensors));
     return hti_writer_commit(w);
@@ -134,6 +161,34 @@ ht_status hti_checkpoint_config(ht_config *out, const hti_reader *r) {
     char why[256];
     snprintf(why, sizeof why, "%s", ht_context_error(r->ctx));
     return hti_fail(r->ctx, HT_FORMAT, "%s: the configuration in it is wrong: %s", r->path, why);
+}
+
+static ht_status read_labels(hti_names *out, const hti_reader *r, const cJSON *list,
+                             int64_t classes) {
+    const cJSON *item;
+    int32_t number;
+    cJSON_ArrayForEach(item, list) {
+        const char *name = cJSON_GetStringValue(item);
+        int64_t before = out->count;
+        if (name && before < classes) TRY(hti_names_add(out, name, strlen(name), &number));
+        CHECK(r->ctx, out->count > before, HT_FORMAT,
+              "%s is damaged: its labels are not %lld different strings", r->path,
+              (long long)classes);
+    }
+    CHECK(r->ctx, cJSON_IsArray(list) && out->count == classes, HT_FORMAT,
+          "%s is damaged: it has %lld labels for %lld classes", r->path, (long long)out->count,
+          (long long)classes);
+    return HT_OK;
+}
+
+ht_status hti_checkpoint_labels(hti_names *out, const hti_reader *r, const ht_config *config) {
+    const char *text = hti_reader_meta(r, LABELS_KEY);
+    if (!text || hti_config_by_token(config)) return HT_OK;
+    cJSON *list;
+    TRY(hti_json_parse(r->ctx, &list, text, strlen(text), r->path));
+    ht_status status = read_labels(out, r, list, config->classes);
+    cJSON_Delete(list);
+    return status;
 }
 
 ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, const hti_part *parts,
@@ -263,6 +318,14 @@ static void use_wider(ht_config *config, ht_context *ctx) {
     if (config->dtype == HT_BF16 && hti_models_open(ctx, HT_BF16) != HT_OK) config->dtype = HT_F32;
 }
 
+static ht_status load_labels(ht_model *m, const hti_reader *r) {
+    hti_names labels = {.ctx = m->ctx};
+    ht_status status = hti_checkpoint_labels(&labels, r, &m->config);
+    if (status == HT_OK && labels.count) status = ht_model_set_labels(m, &labels);
+    hti_names_free(&labels);
+    return status;
+}
+
 /* Sizes first: a model is made only if the file has all of it. */
 static ht_status load(ht_model **out, hti_reader *r) {
     ht_config config;
@@ -277,6 +340,7 @@ static ht_status load(ht_model **out, hti_reader *r) {
     TRY(hti_checkpoint_verify(r, (ht_dtype)config.dtype));
     TRY(hti_model_make(out, r->ctx, &config, 0));
     part.arena = (*out)->p;
+    TRY(load_labels(*out, r));
     TRY(hti_checkpoint_fill(r, *out, &part, 1));
     return hti_model_round(*out);
 }

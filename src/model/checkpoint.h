@@ -19,6 +19,9 @@ ht_status hti_checkpoint_save(const ht_model *model, const hti_part *parts, int 
 
 /* The configuration in a file that we wrote; everything in it fits the file. */
 ht_status hti_checkpoint_config(ht_config *out, const hti_reader *r);
+/* Its labels into `out`; it stays empty without them: no classifier, or from before there were any.
+ */
+ht_status hti_checkpoint_labels(hti_names *out, const hti_reader *r, const ht_config *config);
 /* Does the file hold these parts for parameters like these? */
 ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, const hti_part *parts,
                                int count);

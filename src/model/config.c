@@ -417,6 +417,8 @@ static ht_status check_sense(ht_context *ctx, const ht_config *c) {
           "mask_zero 2 leaves rows out: it needs pad 0 and task classify or pairs, got pad %lld, "
           "task %s",
           (long long)c->pad, ht_config_choice("task", (int)c->task));
+    CHECK(ctx, c->classes > 1, HT_INVALID, "classes must be at least 2 (or 0), got %lld",
+          (long long)c->classes);
     CHECK(ctx, c->relative_slope == 0 || c->relative_bias, HT_INVALID,
           "relative_slope %g needs relative_bias 1; without a bias set relative_slope 0",
           c->relative_slope);
@@ -449,6 +451,7 @@ ht_status hti_config_resolve(ht_context *ctx, ht_config *c) {
     if (c->inner == 0) c->inner = c->width;
     if (c->hidden == 0) c->hidden = 4 * c->width;
     if (c->kv_heads == 0) c->kv_heads = c->heads;
+    if (c->classes == 0) c->classes = 2;
     if (language) c->causal = 1;
     ht_attention_desc coarse = HT_ATTENTION_DESC_INIT;
     coarse.query = (ht_query)c->query, coarse.causal = (int)c->causal;

@@ -83,8 +83,10 @@ ht_status hti_model_make(ht_model **out, ht_context *ctx, const ht_config *confi
     TRY(hti_models_open(ctx, (ht_dtype)c.dtype));
     ht_model *m = hti_host_alloc(ctx, sizeof *m);
     CHECK(ctx, m, HT_NOMEM, "out of memory: %zu bytes for a model", sizeof *m);
-    *m = (ht_model){.ctx = ctx, .config = c, .dtype = (ht_dtype)c.dtype};
+    *m = (ht_model){.ctx = ctx, .config = c, .dtype = (ht_dtype)c.dtype, .labels = {.ctx = ctx}};
     ht_status status = hti_params_make(&m->params, ctx, &m->config);
+    if (status == HT_OK && !hti_config_by_token(&c))
+        status = hti_names_count(&m->labels, c.classes);
     if (status == HT_OK) status = allocate(m, first);
     if (status != HT_OK) {
         ht_model_destroy(m);
@@ -99,7 +101,30 @@ void ht_model_destroy(ht_model *m) {
     if (m->w && m->w != m->p) m->ctx->ops->release(m->ctx, m->w);
     if (m->p) m->ctx->ops->release(m->ctx, m->p);
     hti_params_free(&m->params, m->ctx);
+    hti_names_free(&m->labels);
     hti_host_free(m->ctx, m);
+}
+
+const ht_labels *ht_model_labels(const ht_model *m) {
+    return m && m->labels.count ? &m->labels : NULL;
+}
+
+ht_status ht_model_set_labels(ht_model *m, const ht_labels *labels) {
+    NEED(m);
+    CHECK(m->ctx, labels, HT_INVALID, "ht_model_set_labels: labels is NULL");
+    CHECK(m->ctx, labels->count == m->labels.count, HT_INVALID,
+          "the model has %lld classes, but there are %lld labels", (long long)m->labels.count,
+          (long long)labels->count);
+    hti_names copy = {.ctx = m->ctx};
+    ht_status status = hti_names_copy(&copy, labels);
+    if (status != HT_OK) {
+        hti_names_free(&copy);
+        return status;
+    }
+    hti_names_free(&m->labels);
+    m->labels = copy;
+    m->named = 1;
+    return HT_OK;
 }
 
 ht_status ht_model_get_config(const ht_model *m, ht_config *out) {

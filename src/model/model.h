@@ -4,6 +4,7 @@
 #ifndef HTI_MODEL_H
 #define HTI_MODEL_H
 
+#include "core/names.h"
 #include "model/params.h"
 #include "model_op.h"
 
@@ -12,8 +13,10 @@ struct ht_model {
     ht_config config;
     ht_dtype dtype;
     hti_params params;
-    void *p; /* device, wide [params.total]: the optimiser's copy */
-    void *w; /* device, dtype: what the kernels read; p itself where dtype is wide */
+    hti_names labels; /* [classes], or none: numbers; of classifiers */
+    int named;        /* labels were set */
+    void *p;          /* device, wide [params.total]: the optimiser's copy */
+    void *w;          /* device, dtype: what the kernels read; p itself where dtype is wide */
 };
 
 /* As ht_model_create; first 0: all weights are zero, somebody else fills them. */

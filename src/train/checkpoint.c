@@ -88,12 +88,26 @@ static ht_status same_model(const ht_trainer *t, const ht_config *c, const hti_r
     return HT_OK;
 }
 
+/* A run goes on with the labels that it began with; set: the model takes them. */
+static ht_status take_labels(const ht_trainer *t, const hti_reader *r, int set) {
+    const ht_model *m = t->model;
+    hti_names labels = {.ctx = r->ctx};
+    ht_status status = hti_checkpoint_labels(&labels, r, &m->config);
+    if (status == HT_OK && labels.count && m->named && !hti_names_equal(&labels, &m->labels))
+        status = hti_fail(r->ctx, HT_INVALID, "%s has other labels than the data it goes on with",
+                          r->path);
+    if (status == HT_OK && labels.count && set) status = ht_model_set_labels(t->model, &labels);
+    hti_names_free(&labels);
+    return status;
+}
+
 /* The file must hold the same model; how it is trained may have changed. */
 static ht_status examine(note *out, const ht_trainer *t, const hti_part *parts,
                          const hti_reader *r) {
     ht_config config;
     TRY(hti_checkpoint_config(&config, r));
     TRY(same_model(t, &config, r));
+    TRY(take_labels(t, r, 0));
     TRY(read_note(out, r));
     /* second moments that one of them leaves at zero would make steps of the other without end */
     const char *here = ht_config_choice("optimizer", (int)t->config.optimizer);
@@ -109,6 +123,7 @@ static ht_status restore(ht_trainer *t, ht_data *data, const hti_reader *r) {
     parts_of(parts, t);
     TRY(examine(&n, t, parts, r));
     TRY(hti_checkpoint_verify(r, t->model->dtype));
+    TRY(take_labels(t, r, 1));
     TRY(hti_checkpoint_fill(r, t->model, parts, PARTS));
     TRY(hti_model_round(t->model));
     t->step = n.step;

@@ -189,8 +189,21 @@ static ht_status after_step(run *r, const ht_report *report, double seconds, int
     return HT_OK;
 }
 
+/* Do the data's labels have the numbers that the model gives them? A model that has no names yet
+ * takes those of the data. */
+static ht_status agree(run *r, const ht_data *data) {
+    ht_model *m = r->t->model;
+    if (!data || hti_config_by_token(&m->config) || !data->rows.rows) return HT_OK;
+    if (!m->named) TRY(ht_model_set_labels(m, &data->names));
+    CHECK(r->t->ctx, hti_names_equal(&m->labels, &data->names), HT_INVALID,
+          "the data has other labels than the model (ht_data_desc.labels)");
+    return HT_OK;
+}
+
 static ht_status loop(run *r) {
     if (r->desc->resume) TRY(ht_trainer_resume(r->t, r->desc->train, r->desc->folder, NULL));
+    TRY(agree(r, r->desc->train));
+    TRY(agree(r, r->desc->valid));
     r->start = now();
     r->first = (double)r->t->step;
     if (r->t->step >= r->c->steps) return r->t->step == 0 ? save(r) : HT_OK;

@@ -81,6 +81,8 @@ def prepare(work):
     lines = ["%d\t%s" % (i % 2, ["good", "bad"][i % 2] * 3) for i in range(80)]
     for name in ("mail.tsv", "more.tsv", "imdb-train.tsv"):
         (work / name).write_text("\n".join(lines) + "\n")
+    for name in ("mail.csv", "more.csv"):
+        (work / name).write_text("label,text\n" + "\n".join(lines).replace("\t", ",") + "\n")
     (work / "books").mkdir()
     for name in ("books/one.txt", "more.txt"):
         (work / name).write_text("the cat sat on the mat. " * 120)

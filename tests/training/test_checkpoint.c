@@ -387,6 +387,93 @@ static void not_finite(void **state) {
     drop(&p), drop(&narrow);
 }
 
+static char *find_bytes(char *in, size_t n, const char *what, size_t count) {
+    for (char *at = in; at + count <= in + n; at++)
+        if (memcmp(at, what, count) == 0) return at;
+    return NULL;
+}
+
+/* Reads what the classes of a file are called, "a b c". */
+static const char *labels_in(const char *file) {
+    static char words[256];
+    ht_model *model;
+    OK(cpu, ht_model_load(&model, cpu, file));
+    const ht_labels *labels = ht_model_labels(model);
+    words[0] = '\0';
+    for (int64_t i = 0; i < ht_labels_count(labels); i++)
+        strcat(strcat(words, i ? " " : ""), ht_labels_name(labels, i));
+    ht_model_destroy(model);
+    return words;
+}
+
+/* Labels are kept in a model's files; a file without them has numbers; damaged ones are refused. */
+static void labels(void **state) {
+    (void)state;
+    static char bytes[1 << 20];
+    static const struct {
+        const char *in, *words; /* not longer than the labels that are there */
+    } faults[] = {
+        {"[\\\"spam\\\",\\\"spam\\\",\\\"egg\\\"]", "its labels are not 3 different"},
+        {"[\\\"hami\\\",12345678,\\\"egg\\\"]", "its labels are not 3 different"},
+        {"[\\\"hami\\\",\\\"spam\\\"]", "it has 2 labels for 3 classes"},
+        {"[\\\"hami\\\",\\\"spa\\\",1,2,3,4]", "its labels are not 3 different"},
+        {"{\\\"hami\\\":\\\"spam\\\",\\\"e\\\":1}", "its labels are not 3 different"},
+        {"hami spam egg", "is not JSON"},
+        {"12", "it has 0 labels for 3 classes"},
+    };
+    pair p = make(TINY);
+    ht_config config = training_config(cpu, "{\"length\":8}");
+    ht_data_desc desc = HT_DATA_DESC_INIT;
+    ht_data *data;
+    OK(cpu, ht_model_save(p.model, path));
+    assert_string_equal(labels_in(path), "0 1 2");
+    const char *file = "hami\tx\nspam\ty\negg\tz\n";
+    training_write(other, file, strlen(file));
+    desc.config = &config;
+    desc.path = other;
+    OK(cpu, ht_data_open(&data, cpu, &desc));
+    OK(cpu, ht_model_set_labels(p.model, ht_data_labels(data)));
+    OK(cpu, ht_model_save(p.model, path));
+    assert_string_equal(labels_in(path), "egg hami spam");
+    OK(cpu, ht_model_export(p.model, path, HT_BF16));
+    assert_string_equal(labels_in(path), "egg hami spam");
+    OK(cpu, ht_trainer_save(p.trainer, NULL, path));
+    assert_string_equal(labels_in(path), "egg hami spam");
+    OK(cpu, ht_model_save(p.model, path));
+    size_t n = read_all(bytes, sizeof bytes, path);
+    char *at = find_bytes(bytes, n, "[\\\"egg", 6);
+    assert_non_null(at);
+    size_t room = (size_t)(strchr(at, ']') - at) + 1;
+    at[3] = 'o'; /* the checksum sees it */
+    write_all(other, bytes, n);
+    refuse("the checksum of 'labels' is wrong");
+    char *sums = find_bytes(bytes, n, "\"crc32\"", 7);
+    assert_non_null(sums);
+    memcpy(sums, "\"other\"", 7); /* as if another program had written it */
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        memset(at, ' ', room);
+        memcpy(at, faults[i].in, strlen(faults[i].in));
+        write_all(other, bytes, n);
+        refuse(faults[i].words);
+    }
+    /* a run goes on with its own labels only */
+    OK(cpu, ht_trainer_save(p.trainer, NULL, path));
+    file = "ham\tx\nspam\ty\negg\tz\n";
+    training_write(other, file, strlen(file));
+    ht_data_close(data);
+    OK(cpu, ht_data_open(&data, cpu, &desc));
+    OK(cpu, ht_model_set_labels(p.model, ht_data_labels(data)));
+    REFUSED(cpu, ht_trainer_restore(p.trainer, NULL, path), HT_INVALID, "has other labels");
+    ht_data_close(data);
+    file = "ham\tx\nspam\ty\nham\tz\nspam\tz\n";
+    training_write(other, file, strlen(file));
+    OK(cpu, ht_data_open(&data, cpu, &desc));
+    REFUSED(cpu, ht_model_set_labels(p.model, ht_data_labels(data)), HT_INVALID,
+            "3 classes, but there are 2 labels");
+    ht_data_close(data);
+    drop(&p);
+}
+
 /* A header as text, and some bytes of data behind it. */
 static void write_header(const char *json, size_t data) {
     static char bytes[65536];
@@ -508,6 +595,7 @@ int main(void) {
         cmocka_unit_test(flipped_bits),
         cmocka_unit_test(damage_changes_nothing),
         cmocka_unit_test(not_finite),
+        cmocka_unit_test(labels),
         cmocka_unit_test(foreign),
         cmocka_unit_test(full_disk),
         cmocka_unit_test(sudden_death),

@@ -79,6 +79,7 @@ static ht_status open_and_close(ht_context *ctx, const char *preset, const char 
     ht_status status = ht_config_preset(ctx, &config, preset);
     config.batch = 1;
     config.train_items = config.valid_items = 3;
+    if (config.classes == 0) config.classes = 2; /* the files have one of them only */
     desc.config = &config;
     desc.path = path;
     desc.papers = papers;

@@ -6,69 +6,28 @@
 
 #include "data/lra/set.h"
 
-typedef struct entry {
-    uint64_t hash, sum;
-    int64_t at; /* of the id */
-    int64_t bytes;
-} entry;
-
-static entry *entries_of(const hti_papers *p) { return (entry *)(void *)p->entries.data; }
-
-/* Where the id is, or where it would be put. */
-static int64_t slot_of(const hti_papers *p, uint64_t hash, const char *id, size_t bytes) {
-    int64_t slot = (int64_t)(hash & (uint64_t)(p->room - 1));
-    for (; p->slots[slot] >= 0; slot = (slot + 1) & (p->room - 1)) {
-        const entry *e = &entries_of(p)[p->slots[slot]];
-        if (e->hash == hash && (size_t)e->bytes == bytes &&
-            memcmp(p->ids.data + e->at, id, bytes) == 0)
-            break;
-    }
-    return slot;
-}
-
-static uint64_t hash_of(const char *id, size_t bytes) {
-    return hti_sum_end(hti_sum_add(hti_sum_begin(0), id, bytes));
+void hti_papers_begin(hti_papers *p, ht_context *ctx) {
+    *p = (hti_papers){.ids = {.ctx = ctx}, .sums = {.ctx = ctx}};
 }
 
 int32_t hti_papers_find(const hti_papers *p, const char *id, size_t bytes) {
-    return p->room && bytes > 0 ? p->slots[slot_of(p, hash_of(id, bytes), id, bytes)] : -1;
-}
-
-static ht_status grow(hti_papers *p) {
-    int64_t room = p->room ? 2 * p->room : 1024;
-    int32_t *slots = hti_host_alloc(p->ctx, sizeof *slots * (size_t)room), *old = p->slots;
-    CHECK(p->ctx, slots, HT_NOMEM, "out of memory: %lld papers", (long long)p->count);
-    memset(slots, 0xFF, sizeof *slots * (size_t)room);
-    p->slots = slots;
-    p->room = room;
-    for (int32_t i = 0; i < p->count; i++) {
-        const entry *e = &entries_of(p)[i];
-        slots[slot_of(p, e->hash, p->ids.data + e->at, (size_t)e->bytes)] = i;
-    }
-    hti_host_free(p->ctx, old);
-    return HT_OK;
+    return hti_names_find(&p->ids, id, bytes);
 }
 
 ht_status hti_papers_add(hti_papers *p, const char *id, size_t bytes, uint64_t sum) {
-    entry e = {hash_of(id, bytes), sum, (int64_t)p->ids.used, (int64_t)bytes};
-    p->ids.ctx = p->entries.ctx = p->ctx;
-    CHECK(p->ctx, bytes > 0, HT_FORMAT, "the id of a paper is empty");
-    CHECK(p->ctx, p->count < INT32_MAX, HT_INVALID, "more than 2^31 papers");
-    if (2 * (p->count + 1) > p->room) TRY(grow(p));
-    TRY(hti_buffer_add(&p->ids, id, bytes));
-    TRY(hti_buffer_add(&p->entries, &e, sizeof e));
-    p->slots[slot_of(p, e.hash, id, bytes)] = (int32_t)p->count;
-    p->count++;
-    return HT_OK;
+    int32_t number;
+    CHECK(p->ids.ctx, bytes > 0, HT_FORMAT, "the id of a paper is empty");
+    TRY(hti_names_add(&p->ids, id, bytes, &number));
+    return hti_buffer_add(&p->sums, &sum, sizeof sum);
 }
 
-uint64_t hti_papers_sum(const hti_papers *p, int32_t paper) { return entries_of(p)[paper].sum; }
+uint64_t hti_papers_sum(const hti_papers *p, int32_t paper) {
+    return ((const uint64_t *)(const void *)p->sums.data)[paper];
+}
 
 void hti_papers_free(hti_papers *p) {
-    hti_buffer_free(&p->ids);
-    hti_buffer_free(&p->entries);
-    hti_host_free(p->ctx, p->slots);
-    *p = (hti_papers){.ctx = p->ctx};
+    hti_names_free(&p->ids);
+    hti_buffer_free(&p->sums);
 }
 
 /* ---- the set ---- */
@@ -133,7 +92,7 @@ static ht_status see_paper(importing *im, uint64_t *sum, const char *name, int64
     CHECK(im->set->ctx, paper >= 0 || text, HT_FORMAT, "%s:%lld: there is no paper '%.*s'", name,
           (long long)number, shown, id->at);
     if (paper < 0) {
-        paper = (int32_t)im->papers.count;
+        paper = (int32_t)im->papers.ids.count;
         TRY(put_paper(im, id, *text));
     } else if (text) {
         size_t bytes = text->bytes < TEXT ? text->bytes : TEXT;
@@ -208,8 +167,9 @@ static ht_status import_part(importing *im, int official) {
 
 ht_status hti_aan_import(hti_set *s) {
     static const char *const names[] = {"aan-papers-4k.tsv", "aan-papers.tsv", NULL};
-    importing im = {.set = s, .papers = {.ctx = s->ctx}};
+    importing im = {.set = s};
     char *papers;
+    hti_papers_begin(&im.papers, s->ctx);
     TRY(find_first(&papers, s, names));
     im.columns = papers ? 3 : 5;
     s->all = papers ? 153510 : 182613;

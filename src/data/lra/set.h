@@ -5,6 +5,7 @@
 #define HTI_DATA_LRA_SET_H
 
 #include "core/file.h"
+#include "core/hash.h"
 #include "data/data.h"
 
 /* One call of ht_set_write. */
@@ -38,21 +39,6 @@ ht_status hti_pack_put(hti_pack *p, const void *bytes, size_t count);
 ht_status hti_pack_close(hti_pack *p);
 void hti_pack_discard(hti_pack *p); /* after a failure; a closed or zero one is fine */
 
-/* Hashes of items that add up to a sum in any order. */
-static inline uint64_t hti_sum_add(uint64_t h, const void *bytes, size_t count) {
-    const unsigned char *b = bytes;
-    for (size_t i = 0; i < count; i++) h = (h ^ b[i]) * 0x100000001B3u;
-    return h;
-}
-static inline uint64_t hti_sum_begin(int64_t label) {
-    unsigned char byte = (unsigned char)label;
-    return hti_sum_add(0xCBF29CE484222325u, &byte, 1);
-}
-static inline uint64_t hti_sum_end(uint64_t h) {
-    h = (h ^ h >> 33) * 0xFF51AFD7ED558CCDu;
-    return h ^ h >> 29;
-}
-
 /* folder/name, with .zst or .gz after it or not: *out is the path from hti_host_alloc, or NULL if
  * there is no such file. */
 ht_status hti_set_find(char **out, ht_context *ctx, const char *folder, const char *name);
@@ -76,14 +62,12 @@ void hti_images_header(unsigned char out[HTI_IMAGES_HEADER], int64_t height, int
 /* ---- aan.c: papers by their ids ---- */
 
 typedef struct hti_papers {
-    ht_context *ctx;
-    hti_buffer ids;     /* all ids, one after the other */
-    hti_buffer entries; /* one per paper */
-    int32_t *slots;     /* -1: empty */
-    int64_t count, room;
+    hti_names ids;
+    hti_buffer sums; /* uint64_t per paper: of its text, to compare */
 } hti_papers;
+void hti_papers_begin(hti_papers *p, ht_context *ctx);
 int32_t hti_papers_find(const hti_papers *p, const char *id, size_t bytes); /* -1: none */
-/* The new paper's number is the count before; sum: of its text, to compare. */
+/* The new paper's number is the count before. */
 ht_status hti_papers_add(hti_papers *p, const char *id, size_t bytes, uint64_t sum);
 uint64_t hti_papers_sum(const hti_papers *p, int32_t paper);
 void hti_papers_free(hti_papers *p);
