@@ -242,7 +242,8 @@ def line(result):
 
 
 def main(args):
-    path = args.library or pathlib.Path(__file__).parent.parent / "build" / "libhtransformer.so"
+    build = pathlib.Path(__file__).parent.parent / "build"
+    path = args.library or build / "libhtransformer_models.so"
     library = c.CDLL(str(path))
     print("%s, PyTorch %s, %s, bf16, dropout %g" %
           (torch.cuda.get_device_name(), torch.__version__,

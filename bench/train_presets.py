@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Milliseconds of a training step of presets on a GPU, and the time of each kernel.
 
-    python3 bench/train_presets.py [--library build/libhtransformer.so] [--device cuda:0]
+    python3 bench/train_presets.py [--library build/libhtransformer_models.so] [--device cuda:0]
                                    [--steps 12] [--kernels N] PRESET[:KEY=VALUE,...] ...
 
     python3 bench/train_presets.py lra/pathfinder:block=32,attention_dropout=0 lra/image:pool=mean
@@ -115,7 +115,7 @@ def kernel_times(run, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     build = pathlib.Path(__file__).parent.parent / "build"
-    parser.add_argument("--library", default=str(build / "libhtransformer.so"))
+    parser.add_argument("--library", default=str(build / "libhtransformer_models.so"))
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--kernels", type=int, default=0, help="lines of the table of kernels")

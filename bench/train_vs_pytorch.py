@@ -139,7 +139,7 @@ def main():
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--library", help="cuda: libhtransformer.so, else that of build/")
+    parser.add_argument("--library", help="cuda: libhtransformer_models.so, else that of build/")
     parser.add_argument("--cases", help="cuda: only these, separated by commas")
     parser.add_argument("--dropout", type=float, default=0, help="cuda")
     parser.add_argument("--eager", action="store_true", help="cuda: without torch.compile")

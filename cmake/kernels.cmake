@@ -1,6 +1,9 @@
-# Which kernel files exist and how each is compiled. Sets kernel_objects, kernel_libraries and
-# HT_WITH_CUDA; adds to library_sources.
-set(kernel_objects)
+# Which kernel files exist and how each is compiled. Sets attention_kernels and models_kernels
+# (objects), models_kernels_shared (those that the shared library has a copy of), kernel_libraries
+# and HT_WITH_CUDA; adds to attention_sources and models_sources.
+set(attention_kernels)
+set(models_kernels)
+set(models_kernels_shared)
 set(kernel_libraries)
 set(HT_WITH_CUDA OFF)
 
@@ -20,8 +23,7 @@ set_source_files_properties(src/cpu/model/avx2.c PROPERTIES
 set_source_files_properties(src/cpu/model/avx512.c PROPERTIES COMPILE_OPTIONS
   "${loops};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mprefer-vector-width=512")
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS src/cuda/*.cu src/cuda/*/*.cu)
-if(HT_CUDA AND cuda_sources)
+if(HT_CUDA)
   # nvcc is often installed without being on the PATH
   find_program(HT_NVCC nvcc HINTS ENV CUDACXX PATHS /usr/local/cuda/bin)
   if(HT_NVCC AND NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
@@ -47,28 +49,43 @@ if(HT_WITH_CUDA)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
-  add_library(ht_cuda OBJECT ${cuda_sources})
-  target_include_directories(ht_cuda PRIVATE include src)
-  # no exceptions and no C++ library: the objects are linked by the C compiler
-  target_compile_options(ht_cuda PRIVATE -O3 -lineinfo
-    -Xcompiler=-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
-    -Xcompiler=-Wall,-Wextra,-Wshadow)
-  if(HT_WERROR)
-    target_compile_options(ht_cuda PRIVATE -Werror=all-warnings -Xcompiler=-Werror)
+  # in a program linked statically there is one copy of launch.cu, of shared libraries each has one
+  list(REMOVE_ITEM attention_cuda_sources ${PROJECT_SOURCE_DIR}/src/cuda/launch.cu)
+  add_library(ht_cuda_launch OBJECT src/cuda/launch.cu)
+  add_library(ht_cuda_attention OBJECT ${attention_cuda_sources})
+  add_library(ht_cuda_models OBJECT ${models_cuda_sources})
+  set(attention_kernels $<TARGET_OBJECTS:ht_cuda_attention> $<TARGET_OBJECTS:ht_cuda_launch>)
+  set(models_kernels $<TARGET_OBJECTS:ht_cuda_models>)
+  set(models_kernels_shared $<TARGET_OBJECTS:ht_cuda_launch>)
+  # the smallest fat binaries that this nvcc can make
+  execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --help OUTPUT_VARIABLE nvcc_help)
+  set(compress -Xfatbin=-compress-all)
+  if(nvcc_help MATCHES "--compress-mode")
+    set(compress --compress-mode=size)
   endif()
+  foreach(objects ht_cuda_launch ht_cuda_attention ht_cuda_models)
+    target_include_directories(${objects} PRIVATE include src)
+    # no exceptions and no C++ library: the objects are linked by the C compiler
+    target_compile_options(${objects} PRIVATE -O3 ${compress}
+      -Xcompiler=-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
+      -Xcompiler=-Wall,-Wextra,-Wshadow)
+    if(HT_WERROR)
+      target_compile_options(${objects} PRIVATE -Werror=all-warnings -Xcompiler=-Werror)
+    endif()
+  endforeach()
   # models multiply with cuBLASLt, which is loaded when the first model is made; only its header is
   # needed here
   find_library(HT_CUBLASLT cublasLt HINTS ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_ROOT}/lib)
   find_path(HT_CUBLASLT_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   if(HT_CUBLASLT AND HT_CUBLASLT_INCLUDE)
-    target_compile_definitions(ht_cuda PRIVATE HTI_CUBLASLT="${HT_CUBLASLT}")
+    target_compile_definitions(ht_cuda_models PRIVATE HTI_CUBLASLT="${HT_CUBLASLT}")
   else()
     message(STATUS "cuBLASLt: not found; no models on CUDA")
   endif()
-  set(kernel_objects $<TARGET_OBJECTS:ht_cuda>)
   set(kernel_libraries CUDA::cudart_static)
   message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, for ${CMAKE_CUDA_ARCHITECTURES}")
 else()
-  list(APPEND library_sources src/cuda/none.c src/cuda/model/none.c) # says "this build has no CUDA"
+  list(APPEND attention_sources src/cuda/none.c) # says "this build has no CUDA"
+  list(APPEND models_sources src/cuda/model/none.c)
   message(STATUS "CUDA: no compiler found or none wanted; building without the CUDA kernels")
 endif()

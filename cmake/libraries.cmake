@@ -1,4 +1,5 @@
-# Libraries of other people. Sets library_definitions and library_links.
+# Libraries of other people, for the models alone. Sets models_definitions, models_includes and
+# models_links; adds to models_sources.
 #   cJSON   configurations, checkpoints       needed
 #   BLAS    matrix products on the CPU        without it: plain loops, correct and slow
 #           (OpenBLAS, BLIS or MKL)
@@ -6,15 +7,16 @@
 #   libpng  Pathfinder as it was released     without it: cannot be imported
 #   MPI     runs of several processes      without it: they need NCCL, on GPUs
 #   SentencePiece   sub-word tokens          without it: such models are refused with a sentence
-set(library_definitions)
-set(library_links ${CMAKE_DL_LIBS})
+set(models_definitions HTI_PLUGIN_FOLDER="${CMAKE_INSTALL_PREFIX}/${plugin_dir}")
+set(models_includes)
+set(models_links ${CMAKE_DL_LIBS})
 
 find_path(CJSON_INCLUDE cjson/cJSON.h)
 find_library(CJSON_LIBRARY cjson)
 if(NOT CJSON_INCLUDE OR NOT CJSON_LIBRARY)
   message(FATAL_ERROR "cJSON is needed (Debian, Ubuntu: apt-get install libcjson-dev)")
 endif()
-list(APPEND library_links ${CJSON_LIBRARY})
+list(APPEND models_links ${CJSON_LIBRARY})
 
 # By name: Debian's libblas.so and libcblas.so are the reference implementation, or whatever else
 # was chosen on this machine when it runs. CBLAS_HEADER and CBLAS_NAME go into the sources.
@@ -39,8 +41,9 @@ if(CBLAS_INCLUDE AND CBLAS_TAKEN)
   if(NOT EXISTS ${CBLAS_INCLUDE}/cblas.h)
     set(CBLAS_HEADER mkl_cblas.h)
   endif()
-  list(APPEND library_definitions HTI_CBLAS=<${CBLAS_HEADER}>)
-  list(APPEND library_links ${CBLAS_TAKEN})
+  list(APPEND models_definitions HTI_CBLAS=<${CBLAS_HEADER}>)
+  list(APPEND models_includes ${CBLAS_INCLUDE})
+  list(APPEND models_links ${CBLAS_TAKEN})
   message(STATUS "BLAS: ${CBLAS_TAKEN}")
 else()
   set(CBLAS_TAKEN "")
@@ -50,20 +53,20 @@ endif()
 find_path(ZSTD_INCLUDE zstd.h)
 find_library(ZSTD_LIBRARY zstd)
 if(ZSTD_INCLUDE AND ZSTD_LIBRARY)
-  list(APPEND library_definitions HTI_ZSTD)
-  list(APPEND library_links ${ZSTD_LIBRARY})
+  list(APPEND models_definitions HTI_ZSTD)
+  list(APPEND models_links ${ZSTD_LIBRARY})
 endif()
 find_path(ZLIB_HEADER zlib.h)
 find_library(ZLIB_LIB z)
 if(ZLIB_HEADER AND ZLIB_LIB)
-  list(APPEND library_definitions HTI_ZLIB)
-  list(APPEND library_links ${ZLIB_LIB})
+  list(APPEND models_definitions HTI_ZLIB)
+  list(APPEND models_links ${ZLIB_LIB})
 endif()
 find_path(PNG_HEADER png.h)
 find_library(PNG_LIB png)
 if(PNG_HEADER AND PNG_LIB)
-  list(APPEND library_definitions HTI_PNG)
-  list(APPEND library_links ${PNG_LIB})
+  list(APPEND models_definitions HTI_PNG)
+  list(APPEND models_links ${PNG_LIB})
 endif()
 
 # SentencePiece is C++: one file of ours speaks to it; without it (or without a C++ compiler)
@@ -74,9 +77,9 @@ include(CheckLanguage)
 check_language(CXX)
 if(SENTENCEPIECE_INCLUDE AND SENTENCEPIECE_LIBRARY AND CMAKE_CXX_COMPILER)
   enable_language(CXX)
-  list(APPEND library_definitions HTI_SENTENCEPIECE)
-  list(APPEND library_links ${SENTENCEPIECE_LIBRARY} -lstdc++)
-  list(APPEND library_sources ${PROJECT_SOURCE_DIR}/src/data/sentencepiece.cc)
+  list(APPEND models_definitions HTI_SENTENCEPIECE)
+  list(APPEND models_links ${SENTENCEPIECE_LIBRARY} -lstdc++)
+  list(APPEND models_sources ${PROJECT_SOURCE_DIR}/src/data/sentencepiece.cc)
   message(STATUS "SentencePiece: ${SENTENCEPIECE_LIBRARY}")
 else()
   message(STATUS "SentencePiece: not found; tokens are bytes (libsentencepiece-dev)")

@@ -1,6 +1,6 @@
 /*
  * htransformer_models.h - Transformers on top of htransformer.h: configurations, data, models,
- * training, generating text.
+ * training, generating text, files.
  *
  * How to train, in six calls (docs/training.md has the guide):
  *
@@ -18,6 +18,8 @@
 #define HTRANSFORMER_MODELS_H
 
 #include "htransformer.h"
+
+#include <stdio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -603,6 +605,40 @@ typedef struct ht_train_desc {
 /* Trains to the configuration's last step. DIVERGED: no finite loss bad_steps times in a row; the
  * last checkpoint holds the weights from before. */
 HT_API ht_status ht_train(ht_trainer *trainer, const ht_train_desc *desc);
+
+/* ---- files ------------------------------------------------------------------------------- */
+
+/* Files as this library reads and writes them, for programs that have some of their own beside
+ * models. ctx may be NULL: the sentence of a failure is then ht_context_error(NULL). */
+
+/* A file that appears under its name only when it is complete and on the disk. Until then it has a
+ * name of its own beside it. What stands under the name must be a regular file, not a link, and
+ * stays as it is on any failure. */
+typedef struct ht_writer ht_writer;
+
+/* Makes the temporary: an unwritable place is known before any work is done. */
+HT_API ht_status ht_writer_create(ht_writer **out, ht_context *ctx, const char *path);
+HT_API void ht_writer_destroy(ht_writer *writer); /* removes what was not committed */
+HT_API FILE *ht_writer_stream(ht_writer *writer); /* to print into, until finish, which sees what
+                                                     failed */
+HT_API ht_status ht_writer_put(ht_writer *writer, const void *data, size_t bytes);
+/* All is on the disk, still under the temporary's name; then it has its own. */
+HT_API ht_status ht_writer_finish(ht_writer *writer);
+HT_API ht_status ht_writer_commit(ht_writer *writer);
+/* Removes the temporaries of this process, the library's own, too: for a signal handler that ends
+ * the program. */
+HT_API void ht_writer_abandon_all(void);
+
+/* A regular file, behind links or not, and its size; a pipe is refused and not waited for. */
+HT_API ht_status ht_file_open(ht_context *ctx, FILE **out, uint64_t *bytes, const char *path);
+/* The same, or a pipe or a terminal: what is read once from its start to its end. */
+HT_API ht_status ht_file_open_stream(ht_context *ctx, FILE **out, const char *path);
+/* One line into *line, which grows by realloc to *room bytes (the caller frees it), *bytes long:
+ * OK, END, or what failed. name: what the sentence calls the file. */
+HT_API ht_status ht_file_line(ht_context *ctx, FILE *file, const char *name, char **line,
+                              size_t *room, size_t *bytes);
+/* The step in the name of a checkpoint, "step-000000123.safetensors"; -1: another name. */
+HT_API int64_t ht_file_step(const char *name);
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,8 @@
 """docs/api.md from include/*.h: every function, struct and setting with the headers' own words, in
-their order.
+their order. And new functions into cmake/*.map.in, what the shared libraries offer.
 
-    python3 scripts/api.py            writes docs/api.md
-    python3 scripts/api.py --check    exits 1 and says so if it is not what the headers give
+    python3 scripts/api.py            writes docs/api.md and the lists
+    python3 scripts/api.py --check    exits 1 and says so if they are not what the headers give
 """
 import pathlib
 import re
@@ -28,7 +28,8 @@ from the headers by `scripts/api.py`; a test compares them. A whole program is
 | look inside | `ht_model_read`, `ht_trainer_read_qkv`, `ht_trainer_read_gradient` |
 
 Link with `pkg-config --cflags --libs htransformer`, or CMake's `find_package(htransformer)` and
-`htransformer::htransformer`.
+`htransformer::htransformer`; for models `htransformer-models`, `COMPONENTS models` and
+`htransformer::models` ([packages.md](packages.md)).
 """
 
 # what the ABI promises: no header says it, and src/core/sized.h carries it out
@@ -176,6 +177,17 @@ def sections(header):
                 yield from entry(comment, code)
 
 
+def symbols(text, declared):
+    """The list of a library with its newest version as the header has it."""
+    nodes = r"^HTRANSFORMER_(?:MODELS_)?[0-9.]+ \{\n    global:\n((?: {8}ht_\w+;\n)*)"
+    node = list(re.finditer(nodes, text, re.M))[-1]
+    older = set(re.findall(r"\bht_\w+", text[:node.start()]))
+    if older - declared:
+        sys.exit("released and now gone: " + ", ".join(sorted(older - declared)))
+    names = "".join("        %s;\n" % name for name in sorted(declared - older))
+    return text[:node.start(1)] + names + text[node.end(1):]
+
+
 def page(headers):
     out = [INTRO.strip(), "## Rules", *rules(headers[0]), PROMISE.strip()]
     for header in headers:
@@ -184,21 +196,26 @@ def page(headers):
 
 
 def main():
-    headers = [(ROOT / "include" / name).read_text()
-               for name in ("htransformer.h", "htransformer_models.h")]
-    text, target = page(headers), ROOT / "docs/api.md"
+    libraries = ("htransformer", "htransformer_models")
+    headers = [(ROOT / "include" / (name + ".h")).read_text() for name in libraries]
+    text = page(headers)
+    files = {ROOT / "docs/api.md": text}
+    for name, header in zip(libraries, headers):
+        target = ROOT / "cmake" / (name + ".map.in")
+        files[target] = symbols(target.read_text(), set(functions(header)))
     # every function has a heading of its own, whatever the layout of the headers
     headed = set(re.findall(r"`(ht_[a-z0-9_]+)`", "\n".join(
         line for line in text.split("\n") if line.startswith("### "))))
     declared = set(re.findall(r"^HT_API [^;(]*?\b(ht_[a-z0-9_]+)\(", "".join(headers), re.M))
     if declared - headed:
         sys.exit("scripts/api.py: no entry for " + ", ".join(sorted(declared - headed)))
-    if "--check" not in sys.argv:
-        target.write_text(text)
-        return
-    if not target.is_file() or target.read_text() != text:
-        sys.exit("docs/api.md is not what the headers give: python3 scripts/api.py writes it anew")
-    print("docs/api.md: %d functions" % len(declared))
+    for target, made in files.items():
+        if "--check" not in sys.argv:
+            target.write_text(made)
+        elif not target.is_file() or target.read_text() != made:
+            sys.exit("%s is not what the headers give: python3 scripts/api.py writes it anew"
+                     % target.relative_to(ROOT))
+    print("%d functions" % len(declared))
 
 
 main()

@@ -1,11 +1,12 @@
 #!/bin/sh
-# Makes a .deb and a tarball in build/package/.
+# Makes .deb packages and a tarball in build/package/.
 #
 #     scripts/package.sh            builds and packs
-#     scripts/package.sh --try      then installs the .deb on a clean Debian 12 (debootstrap into a
-#                                   temporary folder; root and a Debian mirror needed) and uses it:
-#                                   info, training, a map, the manual page, a C program; and unpacks
-#                                   and runs the tarball there. Takes minutes.
+#     scripts/package.sh --try      then installs them on a clean Debian 12 (debootstrap into a
+#                                   temporary folder; root and a Debian mirror needed) and uses
+#                                   them: a C program with the attention's library alone, then info,
+#                                   training, a map, the manual page; and unpacks and runs the
+#                                   tarball there. Takes minutes.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/deps.sh
@@ -19,7 +20,7 @@ case $try in
 esac
 
 scripts/build.sh
-want dpkg-dev command -v dpkg-shlibdeps # names the libraries that the .deb depends on
+want dpkg-dev command -v dpkg-shlibdeps # names the libraries that the .debs depend on
 [ -z "$try" ] || need debootstrap command -v debootstrap
 install_missing
 cmake -S . -B build >/dev/null # finds dpkg-shlibdeps if it is new
@@ -52,18 +53,24 @@ inside() {
         LC_ALL=C.UTF-8 chroot "$root" /bin/sh -euc "$1"
 }
 
-say "the .deb"
+say "the attention's library, alone, and a C program with it"
 inside 'apt-get update -q >/dev/null
-    apt-get install -y -q --no-install-recommends /root/*.deb >/dev/null'
+    apt-get install -y -q --no-install-recommends gcc libc6-dev pkg-config >/dev/null
+    dpkg-query -W -f="\${Package}\n" | sort >/root/before
+    apt-get install -y -q --no-install-recommends /root/libhtransformer1_*.deb \
+        /root/libhtransformer-dev_*.deb >/dev/null
+    dpkg-query -W -f="\${Package}\n" | sort | comm -13 /root/before - >/root/came
+    cat /root/came; ! grep -v "^libhtransformer\|^libgomp" /root/came
+    cd /root; cc attend.c -o attend $(pkg-config --cflags --libs htransformer); ./attend
+    cc -static attend.c -o alone $(pkg-config --cflags --static --libs htransformer); ./alone'
+say "all packages"
+inside 'apt-get install -y -q --no-install-recommends /root/*.deb >/dev/null'
 inside 'htransformer --version; htransformer info'
 inside 'cd /root; htransformer train --run demo --steps 20 --layers 1 --width 32 --quiet
     htransformer report demo -o report.html; htransformer map --length 64 --block 4 --out h.png'
 inside 'test -s /usr/share/man/man1/htransformer.1; test -s /root/report.html; test -s /root/h.png
     test -s /usr/share/bash-completion/completions/htransformer'
-say "a C program against it"
-inside 'apt-get install -y -q --no-install-recommends gcc libc6-dev pkg-config >/dev/null
-    cd /root; cc attend.c -o attend $(pkg-config --cflags --libs htransformer); ./attend'
-say "without the package, from the tarball"
-inside 'dpkg -r htransformer >/dev/null; cd /root; tar xzf htransformer-*.tar.gz
+say "without the packages, from the tarball"
+inside 'apt-get remove -y -q "libhtransformer*" >/dev/null; cd /root; tar xzf htransformer-*.tar.gz
     htransformer-*/bin/htransformer map --length 64 --block 4 | tail -n 1'
 say "all of it works on a clean Debian 12"

@@ -3,12 +3,11 @@
  */
 #include "base/save.h"
 
-#include <htransformer.h>
 #include <signal.h>
 #include <string.h>
 
 static void on_signal(int number) {
-    hti_writer_abandon_all();
+    ht_writer_abandon_all();
     signal(number, SIG_DFL);
     raise(number);
 }
@@ -29,32 +28,42 @@ static bool said(ht_status status, cli_error *error) {
 }
 
 bool save_open(save_file *out, const char *path, cli_error *error) {
-    return said(hti_writer_open(out, NULL, path), error);
+    *out = (save_file){0};
+    if (!said(ht_writer_create(&out->writer, NULL, path), error)) return false;
+    out->file = ht_writer_stream(out->writer);
+    return true;
 }
 
 bool save_write(save_file *save, const void *data, size_t bytes, cli_error *error) {
-    return said(hti_writer_put(save, data, bytes), error);
+    return said(ht_writer_put(save->writer, data, bytes), error);
 }
 
-bool save_finish(save_file *save, cli_error *error) { return said(hti_writer_finish(save), error); }
+bool save_finish(save_file *save, cli_error *error) {
+    return said(ht_writer_finish(save->writer), error);
+}
 
-bool save_commit(save_file *save, cli_error *error) { return said(hti_writer_commit(save), error); }
+bool save_commit(save_file *save, cli_error *error) {
+    return said(ht_writer_commit(save->writer), error);
+}
 
-void save_discard(save_file *save) { hti_writer_discard(save); }
+void save_discard(save_file *save) {
+    ht_writer_destroy(save->writer);
+    *save = (save_file){0};
+}
 
 FILE *save_open_input(const char *path, uint64_t *bytes, cli_error *error) {
     FILE *file;
-    return said(hti_file_open(NULL, &file, bytes, path), error) ? file : NULL;
+    return said(ht_file_open(NULL, &file, bytes, path), error) ? file : NULL;
 }
 
 FILE *save_open_stream(const char *path, cli_error *error) {
     FILE *file;
-    return said(hti_file_open_stream(NULL, &file, path), error) ? file : NULL;
+    return said(ht_file_open_stream(NULL, &file, path), error) ? file : NULL;
 }
 
 bool save_line(FILE *file, const char *name, char **line, size_t *room, size_t *bytes, bool *good,
                cli_error *error) {
-    ht_status status = hti_file_line(NULL, file, name, line, room, bytes);
+    ht_status status = ht_file_line(NULL, file, name, line, room, bytes);
     if (status != HT_OK && status != HT_END) *good = said(status, error);
     return status == HT_OK;
 }

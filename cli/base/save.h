@@ -6,9 +6,13 @@
 #define CLI_BASE_SAVE_H
 
 #include "base/say.h"
-#include "core/file.h"
 
-typedef hti_writer save_file; /* all zero: none */
+#include <htransformer_models.h>
+
+typedef struct save_file { /* all zero: none */
+    ht_writer *writer;
+    FILE *file; /* to print into */
+} save_file;
 
 /* Signals that end the program remove the temporaries; a limit on the size of files becomes an
  * error of write. */

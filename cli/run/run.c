@@ -64,7 +64,7 @@ static bool newest(char *out, const char *folder, cli_error *error) {
     out[0] = '\0';
     errno = 0;
     for (struct dirent *e; d && (e = readdir(d)); errno = 0) {
-        int64_t step = hti_step_of(e->d_name);
+        int64_t step = ht_file_step(e->d_name);
         if (step > best && snprintf(out, 4096, "%s/%s", folder, e->d_name) < 4096) best = step;
     }
     bool good = d && errno == 0;

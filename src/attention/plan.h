@@ -23,9 +23,9 @@ typedef struct hti_attention_how {
     const uint32_t *offset_device; /* args->offset again in device memory, for captured graphs */
     int first;                     /* as in hti_attention_call */
 } hti_attention_how;
-ht_status hti_attention_forward(const ht_attention *plan, const ht_attention_args *args,
-                                hti_attention_how how);
-ht_status hti_attention_backward(const ht_attention *plan, const ht_attention_args *args,
-                                 const ht_attention_grads *grads, hti_attention_how how);
+HTI_SHARED ht_status hti_attention_forward(const ht_attention *plan, const ht_attention_args *args,
+                                           hti_attention_how how);
+HTI_SHARED ht_status hti_attention_backward(const ht_attention *plan, const ht_attention_args *args,
+                                            const ht_attention_grads *grads, hti_attention_how how);
 
 #endif

@@ -30,10 +30,10 @@ struct ht_context {
 
 /* Host memory through the context's allocator (no context: the C library's), 64-byte aligned; NULL
  * if there is none. */
-void *hti_host_alloc(ht_context *ctx, size_t bytes);
-void hti_host_free(ht_context *ctx, void *block);
+HTI_SHARED void *hti_host_alloc(ht_context *ctx, size_t bytes);
+HTI_SHARED void hti_host_free(ht_context *ctx, void *block);
 
 /* *out = a * b, or 0 if that does not fit. All non-negative. */
-int hti_mul(int64_t *out, int64_t a, int64_t b);
+HTI_SHARED int hti_mul(int64_t *out, int64_t a, int64_t b);
 
 #endif

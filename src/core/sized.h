@@ -56,8 +56,9 @@ typedef struct hti_sized {
 #define HTI_GIVE(type, theirs, ours) \
     hti_sized_give(HTI_SIZED(type), (theirs), (1 ? (ours) : (type *)0))
 
-ht_status hti_sized_take(const ht_context *ctx, const hti_sized *s, void *ours, const void *theirs);
-ht_status hti_sized_want(const ht_context *ctx, const hti_sized *s, const void *theirs);
-void hti_sized_give(const hti_sized *s, void *theirs, const void *ours);
+HTI_SHARED ht_status hti_sized_take(const ht_context *ctx, const hti_sized *s, void *ours,
+                                    const void *theirs);
+HTI_SHARED ht_status hti_sized_want(const ht_context *ctx, const hti_sized *s, const void *theirs);
+HTI_SHARED void hti_sized_give(const hti_sized *s, void *theirs, const void *ours);
 
 #endif

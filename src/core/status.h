@@ -13,8 +13,16 @@
 #define HTI_PRINTF(f, a)
 #endif
 
+/* Private functions that the models' library, another shared object of the same version, may use.
+ */
+#if defined(__GNUC__)
+#define HTI_SHARED __attribute__((visibility("default")))
+#else
+#define HTI_SHARED
+#endif
+
 /* Writes the sentence into ctx (NULL: this thread's) and returns status. */
-ht_status hti_fail(const ht_context *ctx, ht_status status, const char *format, ...)
+HTI_SHARED ht_status hti_fail(const ht_context *ctx, ht_status status, const char *format, ...)
     HTI_PRINTF(3, 4);
 
 /* A handle without which nothing can be done. */

@@ -6,8 +6,8 @@
 
 #include <stdio.h>
 
-#include "core/buffer.h"
-#include "core/names.h"
+#include "common/buffer.h"
+#include "common/names.h"
 #include "model/config.h"
 
 /* The tokens of a text (store.c), in memory or in a file. */

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "core/file.h"
+#include "common/file.h"
 #include "data/data.h"
 
 /* What is in memory goes to the file, which is made when it is first needed. */

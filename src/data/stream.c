@@ -15,7 +15,7 @@
 #include <zlib.h>
 #endif
 
-#include "core/file.h"
+#include "common/file.h"
 #include "data/data.h"
 
 enum { PIECE = 1 << 17 };

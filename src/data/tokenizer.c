@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/file.h"
-#include "data/utf8.h"
 #include "data/data.h"
 #include "data/sentencepiece.h"
+#include "data/utf8.h"
+#include "common/file.h"
 
 struct ht_tokenizer {
     ht_context *ctx;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/crc.h"
-#include "core/file.h"
+#include "common/file.h"
 #include "core/sized.h"
 #include "model/decode.h"
 

@@ -4,7 +4,7 @@
 #ifndef HTI_MODEL_H
 #define HTI_MODEL_H
 
-#include "core/names.h"
+#include "common/names.h"
 #include "model/params.h"
 #include "model_op.h"
 

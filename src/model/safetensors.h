@@ -6,7 +6,7 @@
 #ifndef HTI_SAFETENSORS_H
 #define HTI_SAFETENSORS_H
 
-#include "core/file.h"
+#include "common/file.h"
 
 typedef struct hti_entry {
     const char *name;

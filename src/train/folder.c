@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/file.h"
+#include "common/file.h"
 #include "core/sized.h"
 
 typedef struct steps {

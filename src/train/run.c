@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "core/file.h"
+#include "common/file.h"
 #include "core/sized.h"
 #include "data/data.h"
 #include "train/folder.h"

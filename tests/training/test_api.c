@@ -60,6 +60,8 @@ static ht_model *model;
 static ht_generator *generator;
 static ht_trainer *trainer;
 static ht_world *world;
+static ht_writer *writer;
+static FILE *stream;
 static char text_path[128];
 static double buffers[MOST][ROOM / 8]; /* one for every parameter */
 
@@ -92,6 +94,8 @@ static void make_attention(void) {
 
 static void make_models(void) {
     MUST(ht_world_open(&world, ctx));
+    MUST(ht_writer_create(&writer, ctx, training_path("written")));
+    stream = fopen(text_path, "rb");
     static int32_t starts[] = {0, 4}, tokens[] = {0, 1, 2, 3};
     static ht_config config;
     config = (ht_config)HT_CONFIG_INIT;
@@ -135,9 +139,11 @@ static void *object_of(const char *type) {
     const struct {
         const char *type;
         void *at;
-    } objects[] = {{"ht_context *", ctx}, {"ht_attention *", plan},  {"ht_cache *", cache},
-                   {"ht_data *", data},   {"ht_model *", model},     {"ht_generator *", generator},
-                   {"ht_world *", world}, {"ht_trainer *", trainer}, {"ht_tokenizer *", tokenizer}};
+    } objects[] = {
+        {"ht_context *", ctx},     {"ht_attention *", plan},     {"ht_cache *", cache},
+        {"ht_data *", data},       {"ht_model *", model},        {"ht_generator *", generator},
+        {"ht_world *", world},     {"ht_writer *", writer},      {"FILE *", stream},
+        {"ht_trainer *", trainer}, {"ht_tokenizer *", tokenizer}};
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
         if (is(type, objects[i].type)) return objects[i].at;
     for (size_t i = 0; i < SIZED; i++)
@@ -250,6 +256,10 @@ static void null_pointers(void **state) {
                                           "ht_config_check",
                                           "ht_data_encode",
                                           "ht_sample",
+                                          "ht_writer_create",
+                                          "ht_file_open",
+                                          "ht_file_open_stream",
+                                          "ht_file_line",
                                           NULL};
     int refused = 0;
     faults = 0;

@@ -6,7 +6,7 @@
 #include "training.h"
 
 #include <core/crc.h>
-#include <core/file.h>
+#include <common/file.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -300,6 +300,36 @@ static void names(void **state) {
 }
 
 /* The value that all descriptions of this sum give, and pieces of any length. */
+/* What programs get: a file is there once it is committed and not before, a finished one takes
+ * nothing more, and one that is given up leaves nothing. */
+static void for_programs(void **state) {
+    (void)state;
+    const char *path = training_path("for-programs");
+    ht_writer *w = NULL;
+    OK(cpu, ht_writer_create(&w, cpu, path));
+    OK(cpu, ht_writer_put(w, "one ", 4));
+    assert_true(fprintf(ht_writer_stream(w), "two") == 3);
+    OK(cpu, ht_writer_finish(w));
+    assert_int_equal(access(path, F_OK), -1);
+    assert_null(ht_writer_stream(w));
+    REFUSED(cpu, ht_writer_put(w, "3", 1), HT_INVALID, "the file is finished");
+    REFUSED(cpu, ht_writer_finish(w), HT_INVALID, "the file is finished");
+    OK(cpu, ht_writer_commit(w));
+    holds(path, "one two");
+    REFUSED(cpu, ht_writer_commit(w), HT_INVALID, "the file has its name");
+    ht_writer_destroy(w);
+
+    OK(cpu, ht_writer_create(&w, NULL, path));
+    OK(cpu, ht_writer_put(w, "new", 3));
+    ht_writer_destroy(w);
+    ht_writer_destroy(NULL);
+    holds(path, "one two");
+    REFUSED(cpu, ht_writer_create(&w, cpu, "/nowhere/x"), HT_IO, "/nowhere/x");
+    assert_null(w);
+    assert_int_equal(ht_file_step("step-000000012.safetensors"), 12);
+    assert_int_equal(ht_file_step("step-12.txt"), -1);
+}
+
 static void sums(void **state) {
     (void)state;
     unsigned char bytes[100];
@@ -313,12 +343,12 @@ static void sums(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nodes_stay),  cmocka_unit_test(planted_links),
-        cmocka_unit_test(left_overs),  cmocka_unit_test(modes),
-        cmocka_unit_test(two_writers), cmocka_unit_test(limit_on_sizes),
-        cmocka_unit_test(inputs),      cmocka_unit_test(append),
-        cmocka_unit_test(scratch),     cmocka_unit_test(names),
-        cmocka_unit_test(sums),
+        cmocka_unit_test(nodes_stay),   cmocka_unit_test(planted_links),
+        cmocka_unit_test(left_overs),   cmocka_unit_test(modes),
+        cmocka_unit_test(two_writers),  cmocka_unit_test(limit_on_sizes),
+        cmocka_unit_test(inputs),       cmocka_unit_test(append),
+        cmocka_unit_test(scratch),      cmocka_unit_test(names),
+        cmocka_unit_test(for_programs), cmocka_unit_test(sums),
     };
     return cmocka_run_group_tests_name("files", tests, open_all, close_all);
 }

@@ -4,9 +4,9 @@
 #ifndef HTI_DATA_LRA_SET_H
 #define HTI_DATA_LRA_SET_H
 
-#include "core/file.h"
-#include "core/hash.h"
+#include "common/hash.h"
 #include "data/data.h"
+#include "common/file.h"
 
 /* One call of ht_set_write. */
 typedef struct hti_set {

@@ -5,7 +5,7 @@
 #ifndef HTI_NAMES_H
 #define HTI_NAMES_H
 
-#include "core/buffer.h"
+#include "common/buffer.h"
 
 typedef struct ht_labels { /* zero but for ctx: empty */
     ht_context *ctx;

@@ -1,7 +1,7 @@
 /*
  * Buffers double when they are full.
  */
-#include "core/buffer.h"
+#include "common/buffer.h"
 
 #include <string.h>
 

@@ -1,12 +1,12 @@
 /*
  * Names in one buffer, found by a hash of open addresses.
  */
-#include "core/names.h"
+#include "common/names.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "core/hash.h"
+#include "common/hash.h"
 
 static const int64_t *starts_of(const hti_names *n) {
     return (const int64_t *)(const void *)n->starts.data;

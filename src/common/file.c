@@ -1,7 +1,7 @@
 /*
  * Whole files, or none.
  */
-#include "core/file.h"
+#include "common/file.h"
 
 #include <dirent.h>
 #include <errno.h>
