@@ -5,6 +5,7 @@
 #include "base/blas.h"
 #include "commands.h"
 #include "base/save.h"
+#include "words.h"
 
 #include <htransformer.h>
 #include <stdlib.h>
@@ -92,6 +93,8 @@ static int unknown(int argc, char **argv) {
         const char *best = cli_nearest(argv[1], seconds);
         cli_say(argv[0], "there is no '%s', but %s and %s%s%s%s", argv[1], most, seconds[count - 1],
                 best ? "; did you mean " : "", best ? best : "", best ? "?" : "");
+    } else if (cli_word_command(argv[0])) {
+        cli_say(NULL, "there is no command '%s': %s", argv[0], cli_word_command(argv[0]));
     } else {
         const char *best = cli_nearest(argv[0], firsts);
         cli_say(NULL, "there is no command '%s'%s%s%s", argv[0], best ? "; did you mean " : "",

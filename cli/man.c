@@ -3,6 +3,7 @@
  * tables.
  */
 #include "commands.h"
+#include "words.h"
 
 #include <ctype.h>
 #include <string.h>
@@ -138,6 +139,25 @@ static void markdown_command(const cli_command *c) {
     }
 }
 
+/* Names that are taken for one of ours, and where. */
+static void markdown_words(void) {
+    const char *const *theirs, *ours;
+    printf("\n## Names of other programs\nThese are taken, too; others are answered.\n\n"
+           "| name | is | in |\n|---|---|---|\n");
+    for (int i = 0; (ours = cli_word_row(&theirs, i)); i++) {
+        int used = 0;
+        for (int c = 0; cli_commands[c]; c++) used += cli_word_is_of(i, cli_commands[c]);
+        if (used == 0) continue;
+        for (int k = 0; k < CLI_WORDS && theirs[k]; k++)
+            printf("%s`--%s`", k ? ", " : "| ", theirs[k]);
+        printf(" | `--%s` |", ours);
+        for (int c = 0; cli_commands[c]; c++)
+            if (cli_word_is_of(i, cli_commands[c]))
+                printf(" %s%s", cli_commands[c]->name, --used ? "," : "");
+        printf(" |\n");
+    }
+}
+
 static void markdown(void) {
     printf("# The command line\n\n" ABOUT "\n\n"
            "This page is made by `htransformer man --markdown` from the same tables that parse the "
@@ -150,6 +170,7 @@ static void markdown(void) {
     printf("## Environment\n| variable | meaning |\n|---|---|\n");
     for (size_t i = 0; i < sizeof environment / sizeof environment[0]; i++)
         printf("| `%s` | %s |\n", environment[i][0], environment[i][1]);
+    markdown_words();
     printf("\n## Exit status\n| code | meaning |\n|---|---|\n");
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
         printf("| %s | %s |\n", codes[i][0], codes[i][1]);

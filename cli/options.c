@@ -4,6 +4,8 @@
  */
 #include "options.h"
 
+#include "words.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -192,8 +194,9 @@ static bool common_option(const char *name, size_t n, bool value) {
     return true;
 }
 
-static bool unknown_option(const cli_option *options, const char *name, size_t n,
-                           cli_error *error) {
+static bool unknown_option(const cli_option *options, const char *answer, const char *name,
+                           size_t n, cli_error *error) {
+    if (answer) return cli_fail(error, "there is no option --%.*s: %s", (int)n, name, answer);
     const char *names[128] = {0};
     int count = 0;
     for (; options->name && count < 120; options++) names[count++] = options->name;
@@ -202,6 +205,15 @@ static bool unknown_option(const cli_option *options, const char *name, size_t n
     snprintf(word, sizeof word, "%.*s", (int)(n < 63 ? n : 63), name);
     suggestion(hint, sizeof hint, "--", cli_nearest(word, names));
     return cli_fail(error, "there is no option --%s%s", word, hint);
+}
+
+/* An option by the name that other programs have for it. */
+static const cli_option *find_other(const char **answer, const cli_command *command,
+                                    const char *name, size_t n) {
+    const char *ours = cli_word_option(answer, command, name, n);
+    if (!ours) return NULL;
+    cli_detail(command->name, "--%.*s is --%s here", (int)n, name, ours);
+    return find_option(command->options, ours, strlen(ours));
 }
 
 /* One word that starts with dashes, and the value after it; *i stands on the last word taken.
@@ -215,11 +227,13 @@ static bool parse_word(void *values, const cli_command *command, int *i, int arg
         equals = NULL;
     } else {
         bool known = common_option(name, n, equals);
+        const char *answer = NULL;
         o = find_option(command->options, name, n);
+        if (!o) o = find_other(&answer, command, name, n);
         if (!o && equals && find_option(cli_common, name, n))
             return cli_fail(error, "--%.*s takes no value, got '%s'", (int)n, name, equals + 1);
         if (!o && known) return true;
-        if (!o) return unknown_option(command->options, name, n, error);
+        if (!o) return unknown_option(command->options, answer, name, n, error);
     }
     const char *text = equals ? equals + 1 : NULL;
     if (o->type == CLI_FLAG) {

@@ -3,6 +3,9 @@
  */
 #include "run/run.h"
 
+#include <string.h>
+#include <strings.h>
+
 typedef struct export_values {
     const char *run, *to;
     int dtype, last;
@@ -20,11 +23,33 @@ static const cli_option options[] = {
     {0},
 };
 
+/* Names whose ending promises another format; what is written is safetensors, whatever the name. */
+static bool check_ending(const char *to, cli_error *error) {
+    static const char *const others[] = {
+        "onnx", "gguf",    "ggml",   "pt",     "pth", "bin",        "ckpt",   "h5",
+        "hdf5", "keras",   "tflite", "pb",     "npz", "npy",        "pickle", "mlmodel",
+        "pkl",  "msgpack", "json",   "engine", "trt", "torchscript"};
+    const char *dot = strrchr(to, '.');
+    for (size_t i = 0; dot && i < sizeof others / sizeof *others; i++)
+        if (strcasecmp(dot + 1, others[i]) == 0)
+            return cli_fail(error,
+                            "--to %s: export writes safetensors, not .%s%s; name it "
+                            "%.*s.safetensors",
+                            to, others[i],
+                            i < 3 ? ", whose readers know no hierarchical attention" : "",
+                            (int)(dot - to), to);
+    return true;
+}
+
 static int run(const void *values) {
     const export_values *v = values;
     run_model m;
     cli_error error = {""};
     int code;
+    if (!check_ending(v->to, &error)) {
+        cli_say("export", "%s", error.text);
+        return CLI_USAGE;
+    }
     bool good = run_load(&m, v->run, v->last, "cpu", 1, &code, &error);
     if (good && ht_model_export(m.model, v->to, v->dtype ? HT_BF16 : HT_F32) != HT_OK)
         good = cli_fail(&error, "%s", ht_context_error(m.ctx));
@@ -42,7 +67,8 @@ const cli_command cli_export = {
     .summary = "the weights of a run as one small file",
     .about =
         "RUN is a run folder of train, or a checkpoint itself. The file is a checkpoint again: "
-        "eval, predict and generate take it.\n",
+        "eval, predict and generate take it, and the safetensors package of Python reads it. Other "
+        "formats (ONNX, GGUF, PyTorch's) are not written.\n",
     .options = options,
     .word = "RUN",
     .word_offset = offsetof(export_values, run),

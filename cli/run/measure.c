@@ -9,6 +9,8 @@
 #include <ctype.h>
 #include <math.h>
 
+#define LONG_WORD 20.0 /* bytes of a word and its blank; no language that has blanks needs more */
+
 /* ---- adding up ---- */
 
 static void add_ratio(measure_ratio *r, double amount, double loss) {
@@ -94,8 +96,21 @@ static const char *known(char out[32], double x, int digits) {
     return out;
 }
 
+bool measure_has_words(const measure *m) {
+    return m->documents != HT_DOCUMENTS_FASTA && m->words.amount > 0 &&
+           m->bytes.amount / m->words.amount <= LONG_WORD;
+}
+
+static const char *why_no_words(char *out, size_t bytes, const measure *m) {
+    if (m->documents == HT_DOCUMENTS_FASTA) return "bases are no words";
+    if (m->words.amount == 0) return "there are no words";
+    snprintf(out, bytes, "between white space lie %.0f bytes on average, not words",
+             m->bytes.amount / m->words.amount);
+    return out;
+}
+
 void measure_print(const measure *m, const char *model, int by_position) {
-    char a[32], b[32];
+    char a[32], b[32], why[96];
     double token = measure_loss(m, &m->tokens), word = measure_loss(m, &m->words);
     double token_error = measure_error(m, &m->tokens), word_error = measure_error(m, &m->words);
     printf("%.4f +- %s bits per byte over %.0f bytes (%s)\n", measure_loss(m, &m->bytes) / log(2),
@@ -103,7 +118,9 @@ void measure_print(const measure *m, const char *model, int by_position) {
     printf("loss %.4f +- %s and perplexity %.2f +- %s per token, of %.0f\n", token,
            known(a, token_error, 4), exp(token), known(b, exp(token) * token_error, 2),
            m->tokens.amount);
-    if (m->words.amount > 0 && word < 100)
+    if (!measure_has_words(m))
+        printf("perplexity per word means nothing here: %s\n", why_no_words(why, sizeof why, m));
+    else
         printf("loss %.4f +- %s and perplexity %.2f +- %s per word, of %.0f\n", word,
                known(a, word_error, 4), exp(word), known(b, exp(word) * word_error, 2),
                m->words.amount);
@@ -130,6 +147,7 @@ void measure_json(const measure *m, json_writer *json, int by_position) {
     json_real(json, "perplexity_error", exp(token) * token_error);
     json_real(json, "bits_per_byte", measure_loss(m, &m->bytes) / log(2));
     json_real(json, "bits_per_byte_error", measure_error(m, &m->bytes) / log(2));
+    if (!measure_has_words(m)) word = word_error = NAN;
     json_real(json, "word_loss", word);
     json_real(json, "word_loss_error", word_error);
     json_real(json, "word_perplexity", exp(word));

@@ -34,7 +34,11 @@ void measure_add(measure *m, const ht_batch *batch, const float *losses);
 double measure_loss(const measure *m, const measure_ratio *r);
 double measure_error(const measure *m, const measure_ratio *r);
 
-/* Text, or members of an open JSON object. */
+/* Is what white space separates as short as words are? Else a perplexity per word means nothing:
+ * bases, languages without blanks, numbers. */
+bool measure_has_words(const measure *m);
+
+/* Text, or members of an open JSON object; what means nothing is said, or null. */
 void measure_print(const measure *m, const char *model, int by_position);
 void measure_json(const measure *m, json_writer *json, int by_position);
 

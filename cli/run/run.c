@@ -84,7 +84,10 @@ bool run_find(char *out, const char *run, int last, cli_error *error) {
     if (!run_path(out, run, "best.safetensors", error)) return false;
     if (!last && access(out, R_OK) == 0) return true;
     if (!newest(out, run, error)) return false;
-    return out[0] || cli_fail(error, "%s holds no checkpoint of a run", run);
+    if (out[0]) return true;
+    /* the name that other programs give to a model's only file */
+    if (!run_path(out, run, "model.safetensors", error)) return false;
+    return access(out, R_OK) == 0 || cli_fail(error, "%s holds no checkpoint of a run", run);
 }
 
 /* ---- the model in the box ---- */

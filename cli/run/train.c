@@ -471,6 +471,8 @@ const cli_command cli_train = {
              "small-text run on a CPU in minutes; lra/listops, lra/text, lra/retrieval, lra/image, "
              "lra/pathfinder, lra/pathx have the sizes of the Long Range Arena, best/ and the same "
              "names are larger; lm/tiny, lm/small, lm/53m, lm/144m are language models.\n"
+             "Options by the names of other programs are taken, too (--lr, --batch_size, "
+             "--max_steps, --hidden_size, ...): docs/cli.md has the list.\n"
              "Ctrl-C and SIGTERM save a checkpoint and leave; --resume goes on from it.\n",
     .options = options,
     .values_bytes = sizeof(train_values),

@@ -107,9 +107,39 @@ static ht_status order(hti_reader *r, uint64_t room) {
     return HT_OK;
 }
 
+/* ---- models of other programs ---- */
+
+static ht_status not_ours(const hti_reader *r, const char *kind) {
+    return hti_fail(r->ctx, HT_FORMAT,
+                    "%s holds a %s model. Such weights were trained with full attention and mean "
+                    "nothing to hierarchical attention, so they are not loaded; train a model here "
+                    "(docs/lm.md), its tokens may be the same (--tokenizer tokenizer.json)",
+                    r->path, kind);
+}
+
+/* Known by what a tensor is called. Ours have the configuration in their metadata. */
+static ht_status check_others(const hti_reader *r) {
+    static const struct {
+        const char *part, *kind;
+    } others[] = {{"attn.c_attn.weight", "GPT-2-like"},
+                  {"self_attn.q_proj.weight", "Llama-like"},
+                  {"self_attn.qkv_proj.weight", "Llama-like"},
+                  {"attention.query_key_value.weight", "GPT-NeoX-like"},
+                  {"attention.self.query.weight", "BERT-like"},
+                  {"SelfAttention.q.weight", "T5-like"}};
+    const cJSON *item, *root = r->json;
+    if (hti_reader_meta(r, "htransformer")) return HT_OK;
+    cJSON_ArrayForEach(item, root) {
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+            if (strstr(item->string, others[i].part)) return not_ours(r, others[i].kind);
+    }
+    return HT_OK;
+}
+
 static ht_status read_entries(hti_reader *r, uint64_t room) {
     const cJSON *root = r->json, *item;
     if (!cJSON_IsObject(root)) return bad(r, NULL, "its header is not a JSON object");
+    TRY(check_others(r));
     r->entries =
         hti_host_alloc(r->ctx, sizeof *r->entries * (size_t)(cJSON_GetArraySize(root) + 1));
     CHECK(r->ctx, r->entries, HT_NOMEM, "out of memory: the list of tensors of %s", r->path);
@@ -176,6 +206,7 @@ static ht_status read_header(hti_reader *r) {
     uint64_t size = r->bytes, length = 0;
     int got = fread(first, 1, 8, r->file) == 8, letter = got ? fgetc(r->file) : EOF;
     for (int i = 7; i >= 0 && got; i--) length = length << 8 | first[i];
+    if (got && memcmp(first, "GGUF", 4) == 0) return not_ours(r, "GGUF");
     CHECK(r->ctx,
           got && length >= 2 && length <= HEADER_MOST && length <= size - 8 && letter == '{',
           HT_FORMAT, "%s is not a safetensors file", r->path);

@@ -148,6 +148,9 @@ static void test_faults(void **state) {
         {1, "line.txt is not a saved state", "generate line --load-state line.txt"},
         {1, "line.txt is not a safetensors file", "generate line.txt"},
         {2, "--to FILE is missing", "export line"},
+        {2, "export writes safetensors, not .onnx", "export line --to small.onnx"},
+        {2, "not .gguf, whose readers know no hierarchical attention; name it small.safetensors",
+         "export line --to small.GGUF"},
         {1, "line.txt is no SentencePiece model",
          "train --run sub --preset lm/tiny --data line.txt "
          "--tokenizer line.txt"},

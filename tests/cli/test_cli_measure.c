@@ -92,11 +92,28 @@ static void cut_words(void **state) {
     near(m.bytes.amount, 6);
 }
 
+/* A perplexity per word is told of words alone. */
+static void no_words(void **state) {
+    static const float losses[63] = {1};
+    measure words = {.tokenizer = bytes, .documents = HT_DOCUMENTS_FILE}, bases = words,
+            none = words, fasta = {.tokenizer = bytes, .documents = HT_DOCUMENTS_FASTA};
+    (void)state;
+    add(&words, "|a plain text", losses);
+    assert_true(measure_has_words(&words));
+    add(&bases, "|acgtacgtacgtacgtacgtacgtac acgtacgtacgtacgtacgtacgt", losses);
+    assert_false(measure_has_words(&bases));
+    add(&none, "|   ", losses);
+    assert_false(measure_has_words(&none));
+    add(&fasta, "|ac gt", losses);
+    assert_false(measure_has_words(&fasta));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(by_hand),
         cmocka_unit_test(errors),
         cmocka_unit_test(cut_words),
+        cmocka_unit_test(no_words),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -288,6 +288,29 @@ static void test_signals(void **state) {
     }
 }
 
+/* Settings by the names of other programs are the same settings. */
+static void test_other_words(void **state) {
+    (void)state;
+    write_mail("mail.tsv");
+    assert_int_equal(program_run("train --run ours --data mail.tsv " SMALL
+                                 "--rate 0.01 --steps 5 --warmup 2 --clip 1 --quiet")
+                         ->code,
+                     0);
+    assert_int_equal(
+        program_run(
+            "train --output_dir theirs --train-file mail.tsv --num_layers 1 --hidden_size=16 "
+            "--n_head 2 --intermediate_size 16 --head_hidden 8 --seq_len 24 --batch_size 4 "
+            "--num_threads 1 --lr 0.01 --max_steps 5 --warmup-steps 2 --max_grad_norm 1 "
+            "--quiet")
+            ->code,
+        0);
+    char *ours = slurp("ours/config.json"), *theirs = slurp("theirs/config.json");
+    assert_string_equal(ours, theirs);
+    free(ours);
+    free(theirs);
+    same_losses("ours/log.jsonl", "theirs/log.jsonl");
+}
+
 static void test_faults(void **state) {
     (void)state;
     write_mail("mail.tsv");
@@ -349,6 +372,7 @@ int main(void) {
         cmocka_unit_test(test_init),
         cmocka_unit_test(test_merge),
         cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_other_words),
         cmocka_unit_test(test_faults),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);

@@ -488,6 +488,18 @@ static void foreign(void **state) {
     (void)state;
     write_header("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8);
     refuse("holds no model of ours");
+    /* those of others, whatever else they hold */
+    write_header(
+        "{\"h.0.attn.bias\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+        "\"h.0.attn.c_attn.weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}",
+        8);
+    refuse("holds a GPT-2-like model. Such weights were trained with full attention");
+    write_header("{\"model.layers.0.self_attn.q_proj.weight\":{\"dtype\":\"F32\",\"shape\":[2],"
+                 "\"data_offsets\":[0,8]}}",
+                 8);
+    refuse("holds a Llama-like model");
+    write_all(other, "GGUF\3\0\0\0and so on", 17);
+    refuse("holds a GGUF model");
     write_header("{\"x\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[0,8]}}", 8);
     refuse("dtype");
     write_header("{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8);
