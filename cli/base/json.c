@@ -54,13 +54,16 @@ void json_int(json_writer *json, const char *key, int64_t number) {
     fprintf(json->out, "%" PRId64, number);
 }
 
-void json_real(json_writer *json, const char *key, double number) {
+static void real(json_writer *json, const char *key, double number, int digits) {
     member(json, key);
     if (isfinite(number))
-        fprintf(json->out, "%.6g", number);
+        fprintf(json->out, "%.*g", digits, number);
     else
         fputs("null", json->out);
 }
+
+void json_real(json_writer *json, const char *key, double number) { real(json, key, number, 6); }
+void json_exact(json_writer *json, const char *key, double number) { real(json, key, number, 17); }
 
 void json_bool(json_writer *json, const char *key, bool value) {
     member(json, key);

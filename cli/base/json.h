@@ -20,7 +20,8 @@ void json_open(json_writer *json, const char *key, char bracket);     /* '{' or 
 void json_close(json_writer *json, char bracket);                     /* '}' or ']' */
 void json_text(json_writer *json, const char *key, const char *text); /* NULL: null */
 void json_int(json_writer *json, const char *key, int64_t number);
-void json_real(json_writer *json, const char *key, double number);
+void json_real(json_writer *json, const char *key, double number);  /* six digits */
+void json_exact(json_writer *json, const char *key, double number); /* all that it has */
 void json_bool(json_writer *json, const char *key, bool value);
 
 /* NULL: it is no JSON, or there was no memory: then *starved, and a sentence. For cJSON_Delete. */

@@ -4,6 +4,7 @@
 #include "base/save.h"
 
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void on_signal(int number) {
@@ -13,6 +14,7 @@ static void on_signal(int number) {
 }
 
 void save_watch_signals(void) {
+    atexit(ht_writer_abandon_all); /* a library may end the program, too: OpenMP without memory */
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     for (int i = 0; i < 4; i++) {
         struct sigaction action = {.sa_handler = on_signal}, old;

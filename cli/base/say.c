@@ -3,6 +3,7 @@
  */
 #include "base/say.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,10 @@ bool cli_fail(cli_error *error, const char *format, ...) {
     vsnprintf(error->text, sizeof error->text, format, list);
     va_end(list);
     return false;
+}
+
+bool cli_starved(const cli_error *error) {
+    return strstr(error->text, "out of memory") || strstr(error->text, strerror(ENOMEM));
 }
 
 /* no-color.org: any non-empty NO_COLOR turns colour off. */

@@ -25,6 +25,8 @@ typedef struct cli_error {
 
 /* Writes the sentence and returns false, so that a function can fail in one line. */
 bool cli_fail(cli_error *error, const char *format, ...) CLI_PRINTF(2, 3);
+/* Memory that ran out may be there another time: no result may do without what it was for. */
+bool cli_starved(const cli_error *error);
 
 /* Prints "htransformer attend: sentence" to stderr; command NULL: "htransformer: sentence". */
 void cli_say(const char *command, const char *format, ...) CLI_PRINTF(2, 3);

@@ -148,8 +148,10 @@ static bool bmp(uint8_t **out, size_t *bytes, const uint8_t *pixels, int columns
 bool picture_data_uri(FILE *out, const uint8_t *pixels, int columns, int rows) {
     uint8_t *file = NULL;
     size_t bytes = 0;
-    bool png = picture_png(&file, &bytes, pixels, columns, rows);
-    if (!png && !bmp(&file, &bytes, pixels, columns, rows)) return false;
+    bool png = picture_has_png();
+    if (png ? !picture_png(&file, &bytes, pixels, columns, rows)
+            : !bmp(&file, &bytes, pixels, columns, rows))
+        return false;
     fprintf(out, "data:image/%s;base64,", png ? "png" : "bmp");
     base64(out, file, bytes);
     free(file);

@@ -134,15 +134,17 @@ static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_er
     return good;
 }
 
-void report_evaluate(report_run *r, const report_values *v) {
+bool report_evaluate(report_run *r, const report_values *v, cli_error *error) {
     run_model m;
-    cli_error error = {""};
     int code;
-    bool good = run_open(&m, r->path, v->last, 0, v->device, v->threads, &code, &error);
+    bool good = run_open(&m, r->path, v->last, 0, v->device, v->threads, &code, error);
     if (good) {
-        good = evaluate(r, &m, v, &error);
+        good = evaluate(r, &m, v, error);
         run_close(&m);
     }
-    if (!good) snprintf(r->eval.problem, sizeof r->eval.problem, "%s", error.text);
-    if (!good) cli_note("report", "%s: %s", r->path, error.text);
+    if (good) return true;
+    if (cli_starved(error)) return false;
+    snprintf(r->eval.problem, sizeof r->eval.problem, "%s", error->text);
+    cli_note("report", "%s: %s", r->path, error->text);
+    return true;
 }

@@ -87,14 +87,14 @@ static const char *score_text(char out[32], const report_run *r, int line) {
 
 /* ---- charts ------------------------------------------------------------------------------ */
 
-/* A column thinned to at most `points` means; x and y from malloc, of *count. */
+/* A column thinned to at most `points` means; x and y from malloc. -1: out of memory. */
 static int thin(double **x, double **y, const report_lines *lines, report_column column,
                 double factor, int points) {
     int n = lines->count, out = 0;
     int each = (n + points - 1) / points;
     *x = malloc((size_t)(n + 1) * sizeof **x);
     *y = malloc((size_t)(n + 1) * sizeof **y);
-    if (!*x || !*y || n == 0) return 0;
+    if (!*x || !*y) return -1;
     for (int i = 0; i < n; i += each) {
         double sx = 0, sy = 0, used = 0;
         for (int k = i; k < i + each && k < n; k++) {
@@ -114,6 +114,7 @@ typedef struct plot {
     chart c;
     double *own[4 * CHART_SERIES];
     int owned;
+    bool starved;
 } plot;
 
 static void add_line(plot *p, const report_lines *lines, report_column column, double factor,
@@ -123,7 +124,10 @@ static void add_line(plot *p, const report_lines *lines, report_column column, d
     s.count = thin(&x, &y, lines, column, factor, points);
     s.x = p->own[p->owned++] = x;
     s.y = p->own[p->owned++] = y;
-    p->c.series[p->c.count++] = s;
+    if (s.count >= 0)
+        p->c.series[p->c.count++] = s;
+    else
+        p->starved = true;
 }
 
 /* Training pale and smoothed, evaluations as dots. Several runs: one colour each, training dashed
@@ -147,7 +151,7 @@ static void add_run(plot *p, const report_run *r, int index, report_column colum
                                 .dots = true});
 }
 
-static void write_plot(FILE *out, const report_run *runs, int count, const char *title,
+static bool write_plot(FILE *out, const report_run *runs, int count, const char *title,
                        report_column column, double factor, bool valid, bool log_y) {
     plot p = {.c = {.title = title, .x_label = "step", .log_y = log_y}};
     for (int i = 0; i < count; i++) add_run(&p, &runs[i], i, column, factor, valid, count == 1);
@@ -155,9 +159,10 @@ static void write_plot(FILE *out, const report_run *runs, int count, const char 
     chart_write(out, &p.c);
     fputs("</div>\n", out);
     for (int i = 0; i < p.owned; i++) free(p.own[i]);
+    return !p.starved;
 }
 
-static void write_plots(FILE *out, const report_run *runs, int count) {
+static bool write_plots(FILE *out, const report_run *runs, int count) {
     bool language = false, classify = false;
     for (int i = 0; i < count; i++) {
         language |= runs[i].language;
@@ -167,14 +172,16 @@ static void write_plots(FILE *out, const report_run *runs, int count) {
             "<h2>Curves</h2>\n<p class=\"note\">Pale: single steps; %s: their mean over a stretch; "
             "with dots: validation.</p>\n<div class=\"grid2\">\n",
             count > 1 ? "dashed" : "bold");
-    write_plot(out, runs, count, "Loss", COLUMN_LOSS, 1, true, false);
-    if (classify) write_plot(out, runs, count, "Accuracy, %", COLUMN_ACCURACY, 100, true, false);
-    if (language)
-        write_plot(out, runs, count, "Bits per token", COLUMN_LOSS, 1 / log(2), true, false);
-    write_plot(out, runs, count, "Learning rate", COLUMN_RATE, 1, false, false);
-    write_plot(out, runs, count, "Norm of the gradient", COLUMN_NORM, 1, false, true);
-    write_plot(out, runs, count, "Tokens per second", COLUMN_TOKENS, 1, false, false);
+    bool good = write_plot(out, runs, count, "Loss", COLUMN_LOSS, 1, true, false) &&
+                (!classify ||
+                 write_plot(out, runs, count, "Accuracy, %", COLUMN_ACCURACY, 100, true, false)) &&
+                (!language || write_plot(out, runs, count, "Bits per token", COLUMN_LOSS,
+                                         1 / log(2), true, false)) &&
+                write_plot(out, runs, count, "Learning rate", COLUMN_RATE, 1, false, false) &&
+                write_plot(out, runs, count, "Norm of the gradient", COLUMN_NORM, 1, false, true) &&
+                write_plot(out, runs, count, "Tokens per second", COLUMN_TOKENS, 1, false, false);
     fputs("</div>\n", out);
+    return good;
 }
 
 /* ---- tables ------------------------------------------------------------------------------ */
@@ -206,7 +213,7 @@ static void write_tiles(FILE *out, const report_run *r) {
     snprintf(text, sizeof text, "steps of %s", report_setting(steps, sizeof steps, r, "steps"));
     write_tile(out, count_text(a, r->steps.at[COLUMN_STEP][last]), text);
     write_tile(out, duration(a, report_seconds(r)), "in steps");
-    write_tile(out, count_text(a, report_throughput(r)), "tokens per second, median");
+    write_tile(out, count_text(a, r->throughput), "tokens per second, median");
     fputs("</div>\n", out);
 }
 
@@ -244,7 +251,7 @@ static void write_comparison(FILE *out, const report_run *runs, int count) {
         snprintf(a, sizeof a, "%.4f", r->steps.at[COLUMN_LOSS][last]);
         cell(out, a, true);
         cell(out, count_text(a, r->steps.at[COLUMN_STEP][last]), true);
-        cell(out, count_text(a, report_throughput(r)), true);
+        cell(out, count_text(a, r->throughput), true);
         cell(out, duration(a, report_seconds(r)), true);
         cJSON_ArrayForEach(key, runs[0].config) if (differs(runs, count, key->string))
             cell(out, report_setting(a, sizeof a, r, key->string), true);
@@ -413,12 +420,13 @@ static void write_summary(FILE *out, const report_run *r) {
                 r->damaged);
 }
 
-void report_page(FILE *out, const report_run *runs, int count, const report_values *v) {
+bool report_page(FILE *out, const report_run *runs, int count, const report_values *v,
+                 cli_error *error) {
     write_head(out, runs, count);
     if (count == 1) write_summary(out, &runs[0]);
     if (count == 1) write_tiles(out, &runs[0]);
     if (count > 1) write_comparison(out, runs, count);
-    write_plots(out, runs, count);
+    if (!write_plots(out, runs, count)) return cli_fail(error, "out of memory");
     if (v->evaluate || v->data) {
         fputs("<h2>On data</h2>\n<div class=\"grid2\">\n", out);
         for (int i = 0; i < count; i++) write_eval(out, &runs[i]);
@@ -432,7 +440,7 @@ void report_page(FILE *out, const report_run *runs, int count, const report_valu
             fputs("<div class=\"card\"><p><b>", out);
             picture_escaped(out, runs[i].name);
             fputs("</b></p>\n", out);
-            report_attention(out, &runs[i], v);
+            if (!report_attention(out, &runs[i], v, error)) return false;
             fputs("</div>\n", out);
         }
     }
@@ -441,4 +449,5 @@ void report_page(FILE *out, const report_run *runs, int count, const report_valu
     fprintf(out, "<p class=\"note\">Written by htransformer %s.</p>\n</main>\n", ht_version());
     chart_script(out);
     fputs("</body></html>\n", out);
+    return true;
 }

@@ -81,6 +81,23 @@ static void name_of(report_run *r, const char *path) {
     snprintf(r->name, sizeof r->name, "%.*s", (int)(n - from), path + from);
 }
 
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static bool find_throughput(report_run *r, cli_error *error) {
+    double *sorted = malloc((size_t)r->steps.count * sizeof *sorted);
+    int n = 0;
+    if (!sorted) return cli_fail(error, "out of memory");
+    for (int i = 0; i < r->steps.count; i++)
+        if (isfinite(r->steps.at[COLUMN_TOKENS][i])) sorted[n++] = r->steps.at[COLUMN_TOKENS][i];
+    qsort(sorted, (size_t)n, sizeof *sorted, compare);
+    r->throughput = n ? sorted[n / 2] : NAN;
+    free(sorted);
+    return true;
+}
+
 bool report_read(report_run *r, const char *path, cli_error *error) {
     char file[4096];
     *r = (report_run){.path = path};
@@ -95,7 +112,8 @@ bool report_read(report_run *r, const char *path, cli_error *error) {
     if (!cJSON_IsObject(r->config)) return cli_fail(error, "%s is damaged", file);
     const cJSON *task = cJSON_GetObjectItemCaseSensitive(r->config, "task");
     r->language = cJSON_IsString(task) && strcmp(task->valuestring, "language") == 0;
-    return run_path(file, path, "log.jsonl", error) && read_log(r, file, error);
+    return run_path(file, path, "log.jsonl", error) && read_log(r, file, error) &&
+           find_throughput(r, error);
 }
 
 void report_release(report_run *r) {
@@ -123,24 +141,6 @@ double report_seconds(const report_run *r) {
     for (int i = 0; i < r->steps.count; i++)
         if (isfinite(r->steps.at[COLUMN_MS][i])) sum += r->steps.at[COLUMN_MS][i] / 1e3;
     return sum;
-}
-
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double report_throughput(const report_run *r) {
-    double *sorted = malloc((size_t)r->steps.count * sizeof *sorted), out = NAN;
-    int n = 0;
-    for (int i = 0; sorted && i < r->steps.count; i++)
-        if (isfinite(r->steps.at[COLUMN_TOKENS][i])) sorted[n++] = r->steps.at[COLUMN_TOKENS][i];
-    if (n) {
-        qsort(sorted, (size_t)n, sizeof *sorted, compare);
-        out = sorted[n / 2];
-    }
-    free(sorted);
-    return out;
 }
 
 const char *report_setting(char *out, size_t bytes, const report_run *r, const char *key) {

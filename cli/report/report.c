@@ -43,7 +43,7 @@ static void json_run(json_writer *json, const report_run *r) {
         json_real(json, "valid_loss", r->valid.at[COLUMN_LOSS][best]);
         json_real(json, "valid_accuracy", r->valid.at[COLUMN_ACCURACY][best]);
     }
-    json_real(json, "tokens_per_s", report_throughput(r));
+    json_real(json, "tokens_per_s", r->throughput);
     json_real(json, "seconds", report_seconds(r));
     if (r->eval.done) {
         json_real(json, "data_loss", r->eval.loss);
@@ -76,10 +76,11 @@ static bool make(report_run *runs, int *count, const report_values *v, cli_error
             ++*count; /* what was read of it must go, too */
             return false;
         }
-    if (!save_open(&save, v->out, error)) return false; /* before the work */
-    for (int i = 0; i < *count && (v->evaluate || v->data); i++) report_evaluate(&runs[i], v);
-    report_page(save.file, runs, *count, v);
-    bool good = save_finish(&save, error) && save_commit(&save, error);
+    bool good = save_open(&save, v->out, error); /* before the work */
+    for (int i = 0; i < *count && good && (v->evaluate || v->data); i++)
+        good = report_evaluate(&runs[i], v, error);
+    good = good && report_page(save.file, runs, *count, v, error) && save_finish(&save, error) &&
+           save_commit(&save, error);
     save_discard(&save);
     return good;
 }

@@ -50,7 +50,8 @@ typedef struct report_run {
     cJSON *config;
     bool language;
     report_lines steps, valid;
-    int damaged; /* lines that were not JSON */
+    int damaged;       /* lines that were not JSON */
+    double throughput; /* median tokens per second */
     report_eval eval;
 } report_run;
 
@@ -68,18 +69,19 @@ void report_release(report_run *r);
 /* The best evaluation: its line in valid, or -1. Larger accuracy, smaller loss of language models.
  */
 int report_best(const report_run *r);
-double report_seconds(const report_run *r);    /* of all steps */
-double report_throughput(const report_run *r); /* median tokens per second */
+double report_seconds(const report_run *r); /* of all steps */
 /* The value of a key of the configuration as text. */
 const char *report_setting(char *out, size_t bytes, const report_run *r, const char *key);
 
-/* eval.c: fills r->eval; what goes wrong is told on the page, not here. */
-void report_evaluate(report_run *r, const report_values *v);
+/* eval.c: fills r->eval; what goes wrong is told on the page, not here, but for memory that ran
+ * out, as in the two below. */
+bool report_evaluate(report_run *r, const report_values *v, cli_error *error);
 
 /* page.c */
-void report_page(FILE *out, const report_run *runs, int count, const report_values *v);
+bool report_page(FILE *out, const report_run *runs, int count, const report_values *v,
+                 cli_error *error);
 
 /* attention.c: pictures of every layer's first heads on v->text. */
-void report_attention(FILE *out, const report_run *r, const report_values *v);
+bool report_attention(FILE *out, const report_run *r, const report_values *v, cli_error *error);
 
 #endif

@@ -254,16 +254,21 @@ static char *clean(const char *bytes, size_t count) {
     return out;
 }
 
-static void print_json(generate *r, const text *t) {
+static bool print_json(generate *r, const text *t) {
     json_writer json = {.out = stdout};
     ht_state_info info = HT_STATE_INFO_INIT;
     char *prompt = clean(t->bytes, t->prompt),
          *after = clean(t->bytes + t->prompt, t->used - t->prompt);
+    if (!prompt || !after) {
+        free(prompt);
+        free(after);
+        return cli_fail(&r->error, "out of memory");
+    }
     if (ht_generator_get_state(r->g, t->slot, &info) != HT_OK) info.position = 0;
     json_open(&json, NULL, '{');
     json_text(&json, "model", r->m.path);
-    json_text(&json, "prompt", prompt ? prompt : "");
-    json_text(&json, "text", r->v->discard ? "" : after ? after : "");
+    json_text(&json, "prompt", prompt);
+    json_text(&json, "text", r->v->discard ? "" : after);
     json_int(&json, "tokens", t->written);
     json_text(&json, "ended_by", t->why);
     json_real(&json, "log_probability", t->logprob);
@@ -278,11 +283,12 @@ static void print_json(generate *r, const text *t) {
     putchar('\n');
     free(prompt);
     free(after);
+    return true;
 }
 
-static void finish_text(generate *r, text *t) {
+static bool finish_text(generate *r, text *t) {
     if (r->v->json) {
-        print_json(r, t);
+        return print_json(r, t);
     } else if (r->stream) {
         putchar('\n');
     } else if (!r->v->discard && !r->v->logprobs) {
@@ -290,6 +296,7 @@ static void finish_text(generate *r, text *t) {
         fwrite(t->bytes, 1, t->used, stdout);
         putchar('\n');
     }
+    return true;
 }
 
 /* ---- the model's side ---- */
@@ -368,7 +375,7 @@ static bool write_texts(generate *r, text *texts, int64_t count) {
         for (int64_t i = 0; i < count; i++) all = all && texts[i].done;
         if (!all) good = step(r, texts, count, tokens, slots, tokens + count);
     }
-    for (int64_t i = 0; i < count && good; i++) finish_text(r, &texts[i]);
+    for (int64_t i = 0; i < count && good; i++) good = finish_text(r, &texts[i]);
     free(tokens);
     free(slots);
     return good;

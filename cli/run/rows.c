@@ -3,8 +3,7 @@
  */
 #include "run/rows.h"
 
-#include "base/json.h"
-
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -33,12 +32,12 @@ void run_rows_read(run_rows *rows, const cJSON *run) {
     if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(run, "skip_bad"))) rows->skip_bad = 1;
 }
 
-void run_rows_write(const run_rows *rows, cJSON *run) {
-    cJSON_AddStringToObject(run, "rows", run_rows_kinds[rows->kind > 0 ? rows->kind : 0]);
-    cJSON_AddStringToObject(run, "header", run_rows_headers[rows->header > 0 ? rows->header : 0]);
-    cJSON_AddStringToObject(run, "text_column", rows->text_column ? rows->text_column : "");
-    cJSON_AddStringToObject(run, "label_column", rows->label_column ? rows->label_column : "");
-    cJSON_AddBoolToObject(run, "skip_bad", rows->skip_bad);
+void run_rows_write(const run_rows *rows, json_writer *run) {
+    json_text(run, "rows", run_rows_kinds[rows->kind > 0 ? rows->kind : 0]);
+    json_text(run, "header", run_rows_headers[rows->header > 0 ? rows->header : 0]);
+    json_text(run, "text_column", rows->text_column ? rows->text_column : "");
+    json_text(run, "label_column", rows->label_column ? rows->label_column : "");
+    json_bool(run, "skip_bad", rows->skip_bad);
 }
 
 bool run_rows_of(run_rows *rows, const run_model *m, cli_error *error) {
@@ -47,7 +46,7 @@ bool run_rows_of(run_rows *rows, const run_model *m, cli_error *error) {
     int folder = slash ? (int)(slash - m->path) : 1;
     if (snprintf(path, sizeof path, "%.*s/run.json", folder, slash ? m->path : ".") >= 4096)
         return cli_fail(error, "the name of %.200s... is too long", m->path);
-    if (access(path, F_OK) != 0) return true;
+    if (access(path, F_OK) != 0 && errno == ENOENT) return true;
     char *text = run_read_text(path, error);
     bool starved = false;
     cJSON *run = text ? json_parse(text, &starved, error) : NULL;

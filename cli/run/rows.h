@@ -5,6 +5,7 @@
 #ifndef CLI_RUN_ROWS_H
 #define CLI_RUN_ROWS_H
 
+#include "base/json.h"
 #include "run/run.h"
 
 #include <cjson/cJSON.h>
@@ -45,7 +46,7 @@ extern const char *const run_rows_kinds[], *const run_rows_headers[];
 
 /* How a run read its data, where nothing else was given. */
 void run_rows_read(run_rows *rows, const cJSON *run);
-void run_rows_write(const run_rows *rows, cJSON *run);
+void run_rows_write(const run_rows *rows, json_writer *run);
 /* The same from the run.json beside a checkpoint, if there is one. */
 bool run_rows_of(run_rows *rows, const run_model *m, cli_error *error);
 

@@ -57,8 +57,8 @@ bool run_copy(const char *to, const char *from, cli_error *error) {
     return good;
 }
 
-/* The newest step-N.safetensors of a folder; *out empty: there is none. */
-static bool newest(char *out, const char *folder, cli_error *error) {
+/* The newest step-N.safetensors that a look at the folder shows; *out empty: none. */
+static bool look(char *out, const char *folder, cli_error *error) {
     DIR *d = opendir(folder);
     int64_t best = -1;
     out[0] = '\0';
@@ -71,6 +71,22 @@ static bool newest(char *out, const char *folder, cli_error *error) {
     if (!good) cli_fail(error, "%s could not be listed: %s", folder, strerror(errno));
     if (d) closedir(d);
     return good;
+}
+
+/* A trainer that writes a new one and removes the old one meanwhile may hide both: then the folder
+ * has changed, and a second look shows more. */
+static bool newest(char *out, const char *folder, cli_error *error) {
+    enum { TURNS = 50 };
+    struct stat before = {0}, after = {0};
+    for (int turn = 0; turn < TURNS; turn++) {
+        bool known = stat(folder, &before) == 0;
+        if (!look(out, folder, error)) return false;
+        known = known && stat(folder, &after) == 0;
+        bool same = before.st_mtim.tv_sec == after.st_mtim.tv_sec &&
+                    before.st_mtim.tv_nsec == after.st_mtim.tv_nsec;
+        if (out[0] || (turn > 2 && (!known || same))) break; /* times are coarse */
+    }
+    return true;
 }
 
 bool run_find(char *out, const char *run, int last, cli_error *error) {

@@ -113,16 +113,23 @@ static bool is_number(double *out, const char *text) {
 /* One flag as a JSON object, so that the library checks it like any other source. */
 static bool set_key(ht_context *ctx, ht_config *config, const char *name, const char *text,
                     cli_error *error) {
-    cJSON *root = cJSON_CreateObject();
+    size_t room = strlen(name) + 2 * strlen(text) + 64;
+    char *json = malloc(room), *to = json;
     double number;
-    if (is_number(&number, text))
-        cJSON_AddNumberToObject(root, name, number); /* .5 and +5 are numbers, but not in JSON */
-    else
-        cJSON_AddStringToObject(root, name, text);
-    char *json = cJSON_PrintUnformatted(root);
-    ht_status status = json ? ht_config_read_json(ctx, config, json) : HT_NOMEM;
-    cJSON_free(json);
-    cJSON_Delete(root);
+    if (!json) return cli_fail(error, "out of memory");
+    to += snprintf(json, room, "{\"%s\":", name);
+    if (is_number(&number, text)) { /* .5 and +5 are numbers, but not in JSON */
+        snprintf(to, room - (size_t)(to - json), "%.17g}", number);
+    } else {
+        *to++ = '"';
+        for (; *text; text++) {
+            if (*text == '"' || *text == '\\') *to++ = '\\';
+            *to++ = *text;
+        }
+        memcpy(to, "\"}", 3);
+    }
+    ht_status status = ht_config_read_json(ctx, config, json);
+    free(json);
     return status == HT_OK || cli_fail(error, "--%s: %s", name, ht_context_error(ctx));
 }
 
@@ -221,26 +228,36 @@ static bool read_places(places *out, const char *run, cli_error *error) {
     return good || (!starved && cli_fail(error, "%s is damaged", path));
 }
 
-/* From the root, so that a run goes on from any working directory. */
-static void add_path(cJSON *root, const char *name, const char *path) {
+/* From the root, so that a run goes on from any working directory; what is not there, as it is. */
+static bool add_path(json_writer *json, const char *name, const char *path, cli_error *error) {
     char *whole = path[0] ? realpath(path, NULL) : NULL;
-    cJSON_AddStringToObject(root, name, whole ? whole : path);
+    bool good = whole || !path[0] || errno != ENOMEM || cli_fail(error, "out of memory");
+    if (good) json_text(json, name, whole ? whole : path);
     free(whole);
+    return good;
+}
+
+static bool print_places(FILE *out, const places *p, cli_error *error) {
+    json_writer json = {.out = out};
+    json_open(&json, NULL, '{');
+    json_text(&json, "version", ht_version());
+    bool good = add_path(&json, "data", p->data, error) &&
+                add_path(&json, "valid", p->valid, error) &&
+                add_path(&json, "papers", p->papers, error);
+    json_exact(&json, "holdout", p->holdout);
+    run_rows_write(&p->rows, &json);
+    json_close(&json, '}');
+    fputc('\n', out);
+    return good;
 }
 
 static bool write_places(const places *p, const char *run, cli_error *error) {
     char path[4096];
-    cJSON *root = cJSON_CreateObject();
-    cJSON_AddStringToObject(root, "version", ht_version());
-    add_path(root, "data", p->data);
-    add_path(root, "valid", p->valid);
-    add_path(root, "papers", p->papers);
-    cJSON_AddNumberToObject(root, "holdout", p->holdout);
-    run_rows_write(&p->rows, root);
-    char *text = cJSON_Print(root);
-    bool good = text && run_path(path, run, "run.json", error) && run_write_text(path, text, error);
-    cJSON_free(text);
-    cJSON_Delete(root);
+    save_file save = {0};
+    bool good = run_path(path, run, "run.json", error) && save_open(&save, path, error) &&
+                print_places(save.file, p, error) && save_finish(&save, error) &&
+                save_commit(&save, error);
+    save_discard(&save);
     return good;
 }
 

@@ -73,8 +73,16 @@ static void forget(hti_writer *w) {
     w->temporary = NULL;
 }
 
+/* Of memory there may be more later; what else is wrong with a file stays so. */
+static ht_status status_of(int error) { return error == ENOMEM ? HT_NOMEM : HT_IO; }
+
 static ht_status cannot(const hti_writer *w, const char *why) {
     return hti_fail(w->ctx, HT_IO, "cannot write %s: %s", w->path, why);
+}
+
+/* The same, and errno says why. */
+static ht_status failed(const hti_writer *w, int error) {
+    return hti_fail(w->ctx, status_of(error), "cannot write %s: %s", w->path, strerror(error));
 }
 
 /* Is this the name of a temporary of ours? */
@@ -139,11 +147,15 @@ static int make_temporary(char *out, size_t room, const char *path, mode_t mode,
         if (fd < 0 && errno == EEXIST) continue;
         if (fd < 0) return -1;
         int taken = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-        if (!taken && fstat(fd, &about) == 0 && about.st_nlink > 0) {
+        int known = fstat(fd, &about) == 0, error = errno;
+        if (known && !taken && about.st_nlink > 0) {
             if (exact && fchmod(fd, mode) != 0) errno = 0; /* it is more private then */
             return fd;
         }
-        close(fd); /* someone who cleans up was quicker */
+        if (!known) unlink(out);
+        close(fd);
+        errno = error;
+        if (!known) return -1; /* else someone who cleans up was quicker */
     }
     errno = EEXIST;
     return -1;
@@ -158,7 +170,7 @@ static ht_status check_target(const hti_writer *w, mode_t *mode, int *exact) {
     *mode = 0666;
     *exact = 0;
     if (n == 0 || w->path[n - 1] == '/') return cannot(w, "it is not the name of a file");
-    if (lstat(w->path, &old) != 0) return errno == ENOENT ? HT_OK : cannot(w, strerror(errno));
+    if (lstat(w->path, &old) != 0) return errno == ENOENT ? HT_OK : failed(w, errno);
     if (S_ISLNK(old.st_mode)) return cannot(w, "it is a link; name the file itself");
     if (!S_ISREG(old.st_mode)) return cannot(w, "it is not a regular file");
     *mode = old.st_mode & 0777;
@@ -175,7 +187,7 @@ static ht_status open_writer(hti_writer *w, size_t room) {
     if (fd < 0) {
         int error = errno;
         w->temporary[0] = '\0'; /* there is none to remove */
-        return cannot(w, strerror(error));
+        return failed(w, error);
     }
     remember(w);
     w->lock = fcntl(fd, F_DUPFD_CLOEXEC, 0) + 1;
@@ -183,7 +195,7 @@ static ht_status open_writer(hti_writer *w, size_t room) {
     if (w->file) return HT_OK;
     int error = errno;
     close(fd);
-    return cannot(w, strerror(error));
+    return failed(w, error);
 }
 
 ht_status hti_writer_open(hti_writer *out, ht_context *ctx, const char *path) {
@@ -230,13 +242,13 @@ ht_status hti_writer_put(hti_writer *w, const void *data, size_t bytes) {
     hold_limit(&h);
     size_t done = fwrite(data, 1, bytes, w->file);
     release_limit(&h);
-    return done == bytes ? HT_OK : cannot(w, strerror(errno));
+    return done == bytes ? HT_OK : failed(w, errno);
 }
 
 ht_status hti_writer_tell(const hti_writer *w, uint64_t *out) {
     off_t at = ftello(w->file);
     *out = (uint64_t)at;
-    return at >= 0 ? HT_OK : cannot(w, strerror(errno));
+    return at >= 0 ? HT_OK : failed(w, errno);
 }
 
 ht_status hti_writer_patch(hti_writer *w, uint64_t at, const void *data, size_t bytes) {
@@ -245,7 +257,7 @@ ht_status hti_writer_patch(hti_writer *w, uint64_t at, const void *data, size_t 
     int good = fseeko(w->file, (off_t)at, SEEK_SET) == 0 &&
                fwrite(data, 1, bytes, w->file) == bytes && fseeko(w->file, 0, SEEK_END) == 0;
     release_limit(&h);
-    return good ? HT_OK : cannot(w, strerror(errno));
+    return good ? HT_OK : failed(w, errno);
 }
 
 ht_status hti_writer_finish(hti_writer *w) {
@@ -254,11 +266,11 @@ ht_status hti_writer_finish(hti_writer *w) {
      * not know of it, and the cause is forgotten */
     if (ferror(w->file)) return cannot(w, "only a part of it could be written");
     hold_limit(&h);
-    int failed = fflush(w->file) != 0 || fsync(fileno(w->file)) != 0, error = errno;
-    if (fclose(w->file) != 0 && !failed) failed = 1, error = errno;
+    int bad = fflush(w->file) != 0 || fsync(fileno(w->file)) != 0, error = errno;
+    if (fclose(w->file) != 0 && !bad) bad = 1, error = errno;
     release_limit(&h);
     w->file = NULL;
-    return failed ? cannot(w, strerror(error)) : HT_OK;
+    return bad ? failed(w, error) : HT_OK;
 }
 
 /* So that the new name survives a power cut; a folder that cannot be synced is not worth failing
@@ -272,7 +284,7 @@ static void sync_folder(const char *path) {
 
 ht_status hti_writer_commit(hti_writer *w) {
     if (w->file) TRY(hti_writer_finish(w));
-    if (rename(w->temporary, w->path) != 0) return cannot(w, strerror(errno));
+    if (rename(w->temporary, w->path) != 0) return failed(w, errno);
     sync_folder(w->path);
     forget(w);
     hti_writer_discard(w);
@@ -324,8 +336,9 @@ ht_status hti_file_scratch(ht_context *ctx, FILE **out) {
     unlink(name);
     *out = open_unbuffered(fd, "w+b");
     if (*out) return HT_OK;
-    ht_status status = hti_fail(ctx, HT_IO, "%s: a temporary file could not be opened: %s", folder,
-                                strerror(errno));
+    ht_status status =
+        hti_fail(ctx, status_of(errno), "%s: a temporary file could not be opened: %s", folder,
+                 strerror(errno));
     close(fd);
     return status;
 }
@@ -343,13 +356,13 @@ ht_status hti_file_append(ht_context *ctx, FILE **out, const char *path) {
     struct stat about;
     *out = NULL;
     int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
-    CHECK(ctx, fd >= 0, HT_IO, "cannot write %s: %s", path,
+    CHECK(ctx, fd >= 0, status_of(errno), "cannot write %s: %s", path,
           errno == ELOOP ? "it is a link; name the file itself" : strerror(errno));
     int regular = fstat(fd, &about) == 0 && S_ISREG(about.st_mode);
     *out = regular ? open_unbuffered(fd, "a+b") : NULL;
     if (!*out) {
-        ht_status why = hti_fail(ctx, HT_IO, "cannot write %s: %s", path,
-                                 regular ? strerror(errno) : "it is not a regular file");
+        ht_status why = hti_fail(ctx, regular ? status_of(errno) : HT_IO, "cannot write %s: %s",
+                                 path, regular ? strerror(errno) : "it is not a regular file");
         close(fd);
         return why;
     }
@@ -376,7 +389,7 @@ static ht_status open_file(ht_context *ctx, FILE **out, uint64_t *bytes, const c
     *out = NULL;
     *bytes = 0;
     int fd = open(path, O_RDONLY | (streams ? 0 : O_NONBLOCK) | O_NOCTTY | O_CLOEXEC);
-    CHECK(ctx, fd >= 0, HT_IO, "%s could not be opened: %s", path, strerror(errno));
+    CHECK(ctx, fd >= 0, status_of(errno), "%s could not be opened: %s", path, strerror(errno));
     int known = fstat(fd, &about) == 0;
     int good = S_ISREG(about.st_mode) || (streams && (S_ISFIFO(about.st_mode) || isatty(fd) == 1));
     if (known && good && !streams) fcntl(fd, F_SETFL, 0);
@@ -384,9 +397,10 @@ static ht_status open_file(ht_context *ctx, FILE **out, uint64_t *bytes, const c
     *bytes = (uint64_t)about.st_size;
     if (*out) return HT_OK;
     ht_status status =
-        known && !good ? hti_fail(ctx, HT_IO, "%s is not a regular file%s, but %s", path,
-                                  streams ? " or a pipe" : "", kind_of(about.st_mode))
-                       : hti_fail(ctx, HT_IO, "%s could not be opened: %s", path, strerror(errno));
+        known && !good
+            ? hti_fail(ctx, HT_IO, "%s is not a regular file%s, but %s", path,
+                       streams ? " or a pipe" : "", kind_of(about.st_mode))
+            : hti_fail(ctx, status_of(errno), "%s could not be opened: %s", path, strerror(errno));
     close(fd);
     return status;
 }
@@ -436,6 +450,5 @@ ht_status hti_file_line(ht_context *ctx, FILE *file, const char *name, char **li
     *bytes = 0;
     if (feof(file) && !ferror(file)) return HT_END;
     /* getline knows no memory and says so by errno alone */
-    return hti_fail(ctx, errno == ENOMEM ? HT_NOMEM : HT_IO, "%s could not be read: %s", name,
-                    strerror(errno));
+    return hti_fail(ctx, status_of(errno), "%s could not be read: %s", name, strerror(errno));
 }

@@ -160,7 +160,8 @@ ht_status hti_checkpoint_config(ht_config *out, const hti_reader *r) {
     if (status == HT_OK) return HT_OK;
     char why[256];
     snprintf(why, sizeof why, "%s", ht_context_error(r->ctx));
-    return hti_fail(r->ctx, HT_FORMAT, "%s: the configuration in it is wrong: %s", r->path, why);
+    return hti_fail(r->ctx, status == HT_NOMEM ? status : HT_FORMAT,
+                    "%s: the configuration in it is wrong: %s", r->path, why);
 }
 
 static ht_status read_labels(hti_names *out, const hti_reader *r, const cJSON *list,

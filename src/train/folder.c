@@ -86,6 +86,18 @@ static ht_status restore(ht_trainer *t, ht_data *data, const char *folder, const
     return status;
 }
 
+/* Is it there, but not to be read to its end? What may not be opened is no reason to take another.
+ */
+static int is_unreadable(ht_context *ctx, const char *folder, const char *name) {
+    FILE *file;
+    uint64_t bytes;
+    char *path = hti_path_join(ctx, folder, name);
+    int opens = path && hti_file_open(ctx, &file, &bytes, path) == HT_OK;
+    if (opens) fclose(file);
+    hti_host_free(ctx, path);
+    return opens;
+}
+
 /* The newest that can be read. One that does not fit these settings is no reason to take an older
  * one, which would not fit them either: then the first sentence stands. */
 static ht_status resume(ht_trainer *t, ht_data *data, const char *folder, const steps *s,
@@ -101,6 +113,7 @@ static ht_status resume(ht_trainer *t, ht_data *data, const char *folder, const 
             first = status;
             snprintf(out->why, sizeof out->why, "%s", ht_context_error(t->ctx));
         }
+        if (status == HT_IO && !is_unreadable(t->ctx, folder, s->list[i]->d_name)) break;
         if (status != HT_FORMAT && status != HT_IO) break;
     }
     if (first == HT_OK) return HT_OK;
