@@ -138,15 +138,14 @@ class Ours:
         self.ctx, self.model, self.trainer = c.c_void_p(), c.c_void_p(), c.c_void_p()
         desc = ContextDesc(c.sizeof(ContextDesc), device.encode())
         self.check(self.lib.ht_context_create(c.byref(self.ctx), c.byref(desc)))
-        self.config = c.create_string_buffer(4096)
-        c.cast(self.config, c.POINTER(c.c_size_t))[0] = 4096
-        self.check(self.lib.ht_config_preset(self.ctx, self.config, None))
+        self.config = c.c_void_p()
+        self.check(self.lib.ht_config_create(c.byref(self.config), self.ctx, None))
         keys = {"task": task, "layers": layers, "width": width, "heads": heads, "hidden": hidden,
                 "batch": batch, "length": length, "vocab": vocab, "dropout": drop,
                 "attention": kind, "dtype": "bf16", "classes": 10, "pool": "mean", "rate": 1e-4,
                 "schedule": "constant", "warmup": 0, "weight_decay": 0.1, "decay": "all",
                 "sinusoidal": 1}
-        self.check(self.lib.ht_config_read_json(self.ctx, self.config, json.dumps(keys).encode()))
+        self.check(self.lib.ht_config_read_json(self.config, json.dumps(keys).encode()))
         self.check(self.lib.ht_model_create(c.byref(self.model), self.ctx, self.config))
         self.check(self.lib.ht_trainer_create(c.byref(self.trainer), self.model, None))
         self.tokens = tokens.to(torch.int32).contiguous()

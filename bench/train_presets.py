@@ -38,11 +38,10 @@ class Trainer:
         self.ctx, self.model, self.trainer = c.c_void_p(), c.c_void_p(), c.c_void_p()
         desc = ContextDesc(c.sizeof(ContextDesc), device.encode())
         self.check(self.lib.ht_context_create(c.byref(self.ctx), c.byref(desc)))
-        config = c.create_string_buffer(4096)
-        c.cast(config, c.POINTER(c.c_size_t))[0] = 4096
-        self.check(self.lib.ht_config_preset(self.ctx, config, preset.encode()))
+        config = c.c_void_p()
+        self.check(self.lib.ht_config_create(c.byref(config), self.ctx, preset.encode()))
         keys = dict({"dtype": "bf16", "schedule": "constant", "warmup": 0}, **keys)
-        self.check(self.lib.ht_config_read_json(self.ctx, config, json.dumps(keys).encode()))
+        self.check(self.lib.ht_config_read_json(config, json.dumps(keys).encode()))
         self.check(self.lib.ht_model_create(c.byref(self.model), self.ctx, config))
         self.check(self.lib.ht_trainer_create(c.byref(self.trainer), self.model, None))
         self.make_batch(self.read_config(config))
@@ -51,7 +50,7 @@ class Trainer:
 
     def read_config(self, config):
         text, length = c.create_string_buffer(8192), c.c_size_t()
-        self.check(self.lib.ht_config_write_json(self.ctx, config, text, c.c_size_t(8192),
+        self.check(self.lib.ht_config_write_json(config, text, c.c_size_t(8192),
                                                  c.byref(length)))
         config = json.loads(text.value)
         if config["task"] != "classify":

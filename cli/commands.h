@@ -27,6 +27,9 @@ extern const cli_command cli_data_show;       /* data/show.c */
 extern const cli_command cli_data_ladder;     /* ladder.c */
 extern const cli_command cli_results;         /* results.c */
 
+/* Gives train an option for each setting that the library has; once, before the tables are used. */
+void cli_train_options(void);
+
 /* All of them, ended by NULL; main.c. */
 extern const cli_command *const cli_commands[];
 

@@ -19,18 +19,9 @@ static void words(const char *const *list) {
     for (; *list; list++) printf(" %s", *list);
 }
 
-/* What an option of text may be, where the library knows: presets, and names of settings. */
-static bool known_words(const cli_option *o) {
-    bool any = false;
+static void presets(void) {
     const char *word;
-    if (o->type != CLI_TEXT) return false;
-    if (strcmp(o->name, "preset") == 0)
-        for (int i = 0; (word = ht_config_preset_name(i)); i++, any = true)
-            printf("%s%s", any ? " " : "", word);
-    else
-        for (int i = 0; (word = ht_config_choice(o->name, i)); i++, any = true)
-            printf("%s%s", any ? " " : "", word);
-    return any;
+    for (int i = 0; (word = ht_config_preset_name(i)); i++) printf("%s%s", i ? " " : "", word);
 }
 
 static bool takes_file(const cli_option *o) { return o->type == CLI_READ || o->type == CLI_WRITE; }
@@ -42,10 +33,10 @@ static void value_cases(const cli_command *command) {
         printf("    \"%s --%s\"", command->name, o->name);
         if (o->letter) printf(" | \"%s -%c\"", command->name, o->letter);
         printf(") values=\"");
-        if (o->type == CLI_CHOICE)
+        if (o->choices)
             words(o->choices);
-        else if (!takes_file(o))
-            known_words(o);
+        else if (o->type == CLI_TEXT && strcmp(o->name, "preset") == 0)
+            presets();
         printf("\"; kind=%s ;;\n", takes_file(o) ? "file" : "value");
     }
 }

@@ -174,6 +174,7 @@ static void account(const struct timespec *start) {
 int main(int argc, char **argv) {
     struct timespec start;
     blas_settle(argv);
+    cli_train_options();
     save_watch_signals();
     clock_gettime(CLOCK_MONOTONIC, &start);
     int code = dispatch(argc - 1, argv + 1);

@@ -197,10 +197,10 @@ static bool common_option(const char *name, size_t n, bool value) {
 static bool unknown_option(const cli_option *options, const char *answer, const char *name,
                            size_t n, cli_error *error) {
     if (answer) return cli_fail(error, "there is no option --%.*s: %s", (int)n, name, answer);
-    const char *names[128] = {0};
+    const char *names[256] = {0};
     int count = 0;
-    for (; options->name && count < 120; options++) names[count++] = options->name;
-    for (const cli_option *o = cli_common; o->name && count < 127; o++) names[count++] = o->name;
+    for (; options->name && count < 248; options++) names[count++] = options->name;
+    for (const cli_option *o = cli_common; o->name && count < 255; o++) names[count++] = o->name;
     char word[64], hint[64];
     snprintf(word, sizeof word, "%.*s", (int)(n < 63 ? n : 63), name);
     suggestion(hint, sizeof hint, "--", cli_nearest(word, names));

@@ -2,12 +2,11 @@
  * htransformer_models.h - Transformers on top of htransformer.h: configurations, data, models,
  * training, generating text, files.
  *
- * How to train, in six calls (docs/training.md has the guide):
+ * How to train, in five calls (docs/training.md has the guide):
  *
- *     ht_config config = HT_CONFIG_INIT;
- *     ht_config_preset(ctx, &config, "small-listops");
+ *     ht_config_create(&config, ctx, "small-listops");
  *     ht_data_open(&data, ctx, &data_desc);
- *     ht_model_create(&model, ctx, &config);
+ *     ht_model_create(&model, ctx, config);
  *     ht_trainer_create(&trainer, model, NULL);
  *     ht_train(trainer, &train_desc);
  *
@@ -27,134 +26,73 @@ extern "C" {
 
 /* ---- configurations ---------------------------------------------------------------------- */
 
-/* Everything a run is made of: X(type, name, default, least, most, help). From this one list come
- * the struct, the keys of JSON files and checkpoints, and the flags of the command line. A CHOICE
- * is a number that has a name (ht_config_choice). */
-#define HT_CONFIG_MAP(X)                                                                           \
-    X(CHOICE, task, 0, 0, 3, "classify (default), pairs of texts, language or denoise")            \
-    X(CHOICE, format, 1, 0, 4, "listops, tsv (default), text, images or pathfinder")               \
-    X(CHOICE, attention, 0, 0, 2, "hierarchical (default), full or local")                         \
-    X(CHOICE, query, 0, 0, 3, "auto (default), mean, first or fine: query of the coarse levels")   \
-    X(INT, block, 16, 2, 65536, "rows of an attention block, even")                                \
-    X(INT, layers, 4, 1, 1000, "Transformer blocks")                                               \
-    X(INT, width, 256, 1, 65536, "size of the embedding and of the residual stream")               \
-    X(INT, heads, 4, 1, 1024, "attention heads")                                                   \
-    X(INT, kv_heads, 0, 0, 1024, "heads of keys and values; 0: heads")                             \
-    X(INT, inner, 0, 0, 65536, "size of all query heads together; 0: width")                       \
-    X(INT, hidden, 0, 0, 262144, "size inside the feed-forward part; 0: 4 times width")            \
-    X(INT, vocab, 257, 2, 16777216, "token ids; bytes need 257")                                   \
-    X(INT, classes, 0, 0, 65536, "labels; 0: as many as the data has, without data 2")             \
-    X(INT, length, 1024, 1, 134217728, "most tokens of a text; longer ones are cut")               \
-    X(INT, merge, 1, 1, 64, "neighbouring tokens that become one row of the model")                \
-    X(CHOICE, pool, 0, 0, 5,                                                                       \
-      "cls (default), first, mean, mean_all, last or max: from rows to one vector")                \
-    X(INT, sinusoidal, 1, 0, 1, "add sines and cosines of the position")                           \
-    X(REAL, sinusoidal_theta, 10000, 1, 1000000000, "base of the sines' wavelengths")              \
-    X(INT, learned, 0, 0, 1, "add a learned vector per position")                                  \
-    X(CHOICE, rotary, 0, 0, 2, "none (default), level0 or all: turn queries and keys by position") \
-    X(REAL, rotary_theta, 10000, 1, 1000000000, "base of the rotary angles")                       \
-    X(INT, rotary_grid, 0, 0, 1048576,                                                             \
-      "rotary all: rows of the model in a line of a picture; 0: no lines, one dimension")          \
-    X(INT, relative_bias, 0, 0, 1, "learned bias by distance, in every layer")                     \
-    X(REAL, relative_slope, 0, 0, 100,                                                             \
-      "first values of relative_bias: fall by this per row in head 0, less in others")             \
-    X(INT, projection_bias, 0, 0, 1, "biases in the attention's projections")                      \
-    X(INT, tied, 0, 0, 1, "language, denoise: the output uses the embedding table")                \
-    X(INT, head_hidden, 0, 0, 262144, "hidden size of the classifier's head; 0: one layer")        \
-    X(INT, pair_features, 2, 2, 4, "pairs: 2: both vectors; 4: product and distance, too")         \
-    X(INT, mask_zero, 1, 0, 2,                                                                     \
-      "token 0 takes no part in attention (not in language models); 2: its rows are left out")     \
-    X(INT, causal, 0, 0, 1, "rows see no later ones; language models always do so")                \
-    X(REAL, hide, 0.3, 0, 1,                                                                       \
-      "denoise: share of the tokens hidden and guessed; 0: each next token")                       \
-    X(INT, hide_run, 1, 1, 65536, "denoise: neighbours that are hidden together")                  \
-    X(REAL, dropout, 0, 0, 1, "probability, below 1")                                              \
-    X(REAL, attention_dropout, 0, 0, 1, "probability, below 1")                                    \
-    X(INT, dropout_after, 0, 0, 1000000000, "steps before dropout, of either kind, sets in")       \
-    X(REAL, norm_epsilon, 1e-6, 0, 1, "added to the variance in layer norms")                      \
-    X(REAL, embed_std, 0, 0, 100, "deviation of the first embeddings; 0: 1, language 0.02")        \
-    X(REAL, embed_waves, 0, 0, 1000000, "tokens that are amounts: waves over them; 0: unrelated")  \
-    X(REAL, output_scale, 1, 0, 1000000, "first values of the last layer, times this; 0: zeros")   \
-    X(CHOICE, dtype, 0, 0, 2, "f32 (default), bf16 or f64")                                        \
-    X(CHOICE, documents, 0, 0, 4,                                                                  \
-      "of a text: file (default), lines, articles (<doc>), wikitext or fasta")                     \
-    X(INT, across, 0, 0, 1, "of a text: windows see across the ends of documents")                 \
-    X(INT, steps, 1000, 0, 1000000000, "updates of the weights")                                   \
-    X(INT, batch, 32, 1, 1048576, "texts (pairs, windows) per micro-batch")                        \
-    X(INT, accumulate, 1, 1, 65536, "micro-batches per update")                                    \
-    X(REAL, rate, 1e-3, 0, 1000, "learning rate: the schedule's base")                             \
-    X(CHOICE, schedule, 2, 0, 3, "constant, rsqrt, cosine (default) or linear")                    \
-    X(INT, warmup, 100, 0, 1000000000, "steps until the rate is reached")                          \
-    X(REAL, weight_decay, 0, 0, 1000, "decoupled weight decay")                                    \
-    X(CHOICE, decay, 0, 0, 1, "matrices (default) or all parameters")                              \
-    X(CHOICE, optimizer, 0, 0, 1, "adamw (default), or muon for the matrices of the layers")       \
-    X(REAL, momentum, 0.95, 0, 1, "Muon: memory of the mean")                                      \
-    X(REAL, beta1, 0.9, 0, 1, "AdamW: memory of the mean")                                         \
-    X(REAL, beta2, 0.98, 0, 1, "AdamW: memory of the square")                                      \
-    X(REAL, adam_epsilon, 1e-9, 0, 1, "AdamW: added to the square root")                           \
-    X(REAL, clip, 0, 0, 1000000, "largest norm of the gradient; 0: no limit")                      \
-    X(INT, recompute, 0, 0, 1, "keep one row per layer and token, compute the rest again")         \
-    X(INT, pad, 0, 0, 1, "give every batch the same shape")                                        \
-    X(INT, eval_every, 100, 0, 1000000000, "steps between evaluations; 0: only at the end")        \
-    X(INT, eval_items, 0, 0, 1000000000, "texts of an evaluation; 0: all")                         \
-    X(INT, save_every, 0, 0, 1000000000, "steps between checkpoints; 0: at evaluations")           \
-    X(INT, keep, 2, 1, 1000000, "checkpoints kept, besides the best")                              \
-    X(INT, bad_steps, 5, 1, 1000000, "steps in a row without a finite loss that end the run")      \
-    X(INT, seed, 1, 0, 9007199254740991, "of weights, dropout and shuffling")                      \
-    X(INT, listops_min, 500, 0, 1000000, "ListOps: expressions have more tokens than this")        \
-    X(INT, listops_max, 2000, 2, 1000000, "ListOps: and fewer than this")                          \
-    X(INT, listops_depth, 10, 1, 100, "ListOps: deepest nesting")                                  \
-    X(INT, listops_arguments, 10, 2, 100, "ListOps: most arguments of an operator")                \
-    X(INT, train_items, 96000, 1, 1000000000, "ListOps, Pathfinder: items made to train on")       \
-    X(INT, valid_items, 2000, 1, 1000000000, "for validation, and as many for the test")           \
-    X(INT, data_seed, 0, 0, 9007199254740991, "ListOps, Pathfinder: seed of the generator")        \
-    X(INT, distractors, 0, 0, 100, "Pathfinder: short lines; 0: 5, of 128 pixels a side 8")        \
-    X(INT, patch, 1, 1, 64, "images: pixels a side of the squares they are read in; 1: lines")     \
-    X(INT, shrink, 1, 1, 64, "images: of squares of this side the brightest pixel is read alone")
+/* Everything a run is made of, by name: "layers", "attention", "rate". What takes a configuration
+ * copies it. */
+typedef struct ht_config ht_config;
 
-typedef struct ht_config {
-    size_t size;
-#define HT_CONFIG_FIELD_INT(name) int64_t name;
-#define HT_CONFIG_FIELD_REAL(name) double name;
-#define HT_CONFIG_FIELD_CHOICE(name) int64_t name;
-#define HT_CONFIG_FIELD(type, name, fallback, least, most, help) HT_CONFIG_FIELD_##type(name)
-    HT_CONFIG_MAP(HT_CONFIG_FIELD)
-} ht_config;
-#define HT_CONFIG_INIT \
-    { .size = sizeof(ht_config) }
+/* All defaults, then what the preset changes; preset NULL: defaults alone. ctx NULL: sentences are
+ * this thread's, as those of ht_context_create. */
+HT_API ht_status ht_config_create(ht_config **out, ht_context *ctx, const char *preset);
+HT_API ht_status ht_config_copy(ht_config **out, const ht_config *config);
+HT_API void ht_config_destroy(ht_config *config);
 
-enum { HT_TASK_CLASSIFY, HT_TASK_PAIRS, HT_TASK_LANGUAGE, HT_TASK_DENOISE };
-enum { HT_FORMAT_LISTOPS, HT_FORMAT_TSV, HT_FORMAT_TEXT, HT_FORMAT_IMAGES, HT_FORMAT_PATHFINDER };
-enum {
-    HT_DOCUMENTS_FILE,
-    HT_DOCUMENTS_LINES,
-    HT_DOCUMENTS_ARTICLES,
-    HT_DOCUMENTS_WIKITEXT,
-    HT_DOCUMENTS_FASTA
-};
-enum { HT_POOL_CLS, HT_POOL_FIRST, HT_POOL_MEAN, HT_POOL_MEAN_ALL, HT_POOL_LAST, HT_POOL_MAX };
-enum { HT_ROTARY_NONE, HT_ROTARY_LEVEL0, HT_ROTARY_ALL };
-enum { HT_SCHEDULE_CONSTANT, HT_SCHEDULE_RSQRT, HT_SCHEDULE_COSINE, HT_SCHEDULE_LINEAR };
-enum { HT_DECAY_MATRICES, HT_DECAY_ALL };
-enum { HT_OPTIMIZER_ADAMW, HT_OPTIMIZER_MUON };
-
-/* Name number `index` of the CHOICE `key` ("attention", 1: "full"); NULL: there is none. */
-HT_API const char *ht_config_choice(const char *key, int index);
 HT_API const char *ht_config_preset_name(int index); /* NULL after the last */
 HT_API const char *ht_config_preset_about(int index);
 
-/* All defaults, then what the preset changes; name NULL: defaults alone. */
-HT_API ht_status ht_config_preset(ht_context *ctx, ht_config *out, const char *name);
+/* A value that is no whole number, out of the key's limits or none of its names is refused and
+ * changes nothing. set_text takes any key's value as the command line does: "4", "0.5", "local". */
+HT_API ht_status ht_config_set_int(ht_config *config, const char *key, int64_t value);
+HT_API ht_status ht_config_set_real(ht_config *config, const char *key, double value);
+HT_API ht_status ht_config_set_choice(ht_config *config, const char *key, const char *name);
+HT_API ht_status ht_config_set_text(ht_config *config, const char *key, const char *text);
+
+/* get_text: at most `bytes` with the final 0; *length, or NULL: how long it is without it. */
+HT_API ht_status ht_config_get_int(const ht_config *config, const char *key, int64_t *out);
+HT_API ht_status ht_config_get_real(const ht_config *config, const char *key, double *out);
+HT_API ht_status ht_config_get_choice(const ht_config *config, const char *key, const char **out);
+HT_API ht_status ht_config_get_text(const ht_config *config, const char *key, char *out,
+                                    size_t bytes, size_t *length);
 
 /* Sets the keys of a JSON object, {"layers": 4, "attention": "local"}; an unknown key or a value of
  * the wrong kind is refused and leaves the configuration as it was. */
-HT_API ht_status ht_config_read_json(ht_context *ctx, ht_config *config, const char *json);
-/* All keys as a JSON object, at most `bytes` with the final 0; *length: how long it is without it.
- */
-HT_API ht_status ht_config_write_json(ht_context *ctx, const ht_config *config, char *out,
-                                      size_t bytes, size_t *length);
-HT_API ht_status ht_config_check(ht_context *ctx,
-                                 const ht_config *config); /* would a model take it? */
+HT_API ht_status ht_config_read_json(ht_config *config, const char *json);
+/* All keys as a JSON object, as get_text does it. */
+HT_API ht_status ht_config_write_json(const ht_config *config, char *out, size_t bytes,
+                                      size_t *length);
+
+/* Would a model take it? And the rules that it then keeps, in words; NULL after the last. */
+HT_API ht_status ht_config_check(const ht_config *config);
+HT_API const char *ht_config_rule(int index);
+
+typedef enum ht_key_kind { HT_KEY_INT = 0, HT_KEY_REAL = 1, HT_KEY_CHOICE = 2 } ht_key_kind;
+
+/* Whose a key is: what the weights are and mean; what the items are, and their order; how the
+ * weights change; how this machine goes about it. */
+typedef enum ht_key_owner {
+    HT_OWNER_MODEL = 0,
+    HT_OWNER_DATA = 1,
+    HT_OWNER_TRAINING = 2,
+    HT_OWNER_MACHINE = 3
+} ht_key_owner;
+
+typedef struct ht_key_info {
+    size_t size;
+    const char *name;
+    ht_key_kind kind;
+    ht_key_owner owner;
+    const char *help;
+    const char *fallback;       /* the default, in words */
+    const char *const *choices; /* CHOICE: its names, ended by NULL; else NULL */
+    double least, most;         /* INT, REAL */
+    int keeps;   /* a run goes on with the value that it was begun with, and refuses another */
+    int decided; /* 0 (auto) leaves it to the library, once, when a run begins */
+} ht_key_info;
+#define HT_KEY_INFO_INIT \
+    { .size = sizeof(ht_key_info) }
+
+/* Key number 0 ... ht_config_keys() - 1, in the order of help and files. */
+HT_API int ht_config_keys(void);
+HT_API ht_status ht_config_key(int index, ht_key_info *out);
 
 /* ---- labels ------------------------------------------------------------------------------ */
 
@@ -368,8 +306,9 @@ typedef struct ht_model ht_model; /* configuration and weights */
 
 HT_API ht_status ht_model_create(ht_model **out, ht_context *ctx, const ht_config *config);
 HT_API void ht_model_destroy(ht_model *model);
-HT_API ht_status ht_model_get_config(const ht_model *model, ht_config *out); /* zeros filled in */
-HT_API int64_t ht_model_parameters(const ht_model *model);                   /* how many numbers */
+/* The model's own, with all that was left open decided; lives as long as the model. */
+HT_API const ht_config *ht_model_config(const ht_model *model);
+HT_API int64_t ht_model_parameters(const ht_model *model); /* how many numbers */
 
 /* Operations of a training step per token: the products of the linear layers, forward and backward;
  * attention is not counted. And how many per second the device could do in that precision: of a

@@ -22,7 +22,7 @@ from the headers by `scripts/api.py`; a test compares them. A whole program is
 | compute attention | `ht_context_create`, `ht_attention_create`, `ht_attention_forward` |
 | and its gradients | `ht_attention_get_need`, forward with `saved`, `ht_attention_backward` |
 | decode token by token | `ht_cache_create`, `ht_cache_extend` |
-| train a model from files | `ht_config_preset`, `ht_data_open`, `ht_model_create`, `ht_train` |
+| train a model from files | `ht_config_create`, `ht_data_open`, `ht_model_create`, `ht_train` |
 | train with a loop of my own | the same, then `ht_data_draw` and `ht_trainer_step` |
 | use a trained model | `ht_model_load`, `ht_trainer_create`, `ht_trainer_predict` |
 | look inside | `ht_model_read`, `ht_trainer_read_qkv`, `ht_trainer_read_gradient` |
@@ -67,6 +67,13 @@ a program that needs one which the library lacks is refused when it starts, with
 name. `libhtransformer_models` needs `libhtransformer` of exactly its own version.
 """
 
+SETTINGS = """
+`resume` says what `train --resume` and `ht_trainer_restore` make of a value that is not the one
+that the run was begun with: `apply` it, or `keep` the old one and refuse another. Where 0 (`auto`)
+lets the library decide, that happens once, when a run begins.
+"""
+RESUME = {"APPLY": "apply", "KEEP": "keep", "DECIDED": "keep"}
+
 
 def plain(comment):
     """The words of a comment, without its stars, as one paragraph."""
@@ -109,24 +116,35 @@ def functions(code):
     return re.findall(r"^HT_API [^;]*?\b(ht_[a-z0-9_]+)\(", code, re.M)
 
 
-def values(kind, default, least, most):
-    """Default and range of a setting; a choice is named in its own words."""
-    return ("", "") if kind == "CHOICE" else (default, "%s to %s" % (least, most))
+def words(literals):
+    """Neighbouring string literals of C as one text."""
+    return re.sub(r'"\s*\\?\s*"', "", literals.strip()[1:-1]).replace('\\"', '"')
 
 
-def settings(code):
-    """The table of HT_CONFIG_MAP."""
-    numbers = r"X\((\w+), (\w+), ([^,]+), ([^,]+), ([^,]+),"
-    words = r'[\s\\]*"((?:[^"\\]|\\.|"\s*\\?\s*")*)"\)'
-    rows = re.findall(numbers + words, code)
-    yield "| setting | kind | default | range | meaning |"
-    yield "|---|---|---|---|---|"
-    for kind, name, default, least, most, about in rows:
-        about = re.sub(r'"\s*\\?\s*"', "", about).replace("|", "\\|")
-        yield "| `%s` | %s | %s | %s | %s |" % (
-            name, kind.lower(), *values(kind, default, least, most), about)
-    if len(rows) != len(re.findall(r"\bX\(\w+, \w+,", code)):
-        sys.exit("scripts/api.py: some line of HT_CONFIG_MAP was not understood")
+def settings():
+    """The tables of src/config: the keys, and the rules about them."""
+    keys = (ROOT / "src/config/keys.h").read_text()
+    literal = r'[\s\\]*((?:"(?:[^"\\]|\\.)*"[\s\\]*)+)'
+    rows = re.findall(r"X\(" + r"([^,()]+), " * 6 + r"(\w+)," + literal + r"\)", keys)
+    if len(rows) != len(re.findall(r"X\((?:INT|REAL|CHOICE),", keys)):
+        sys.exit("scripts/api.py: some row of src/config/keys.h was not understood")
+    names = {name: re.findall(r'"(\w+)"', rest)
+             for name, rest in re.findall(r"X\((\w+), ((?:\"\w+\"(?:, )?)+)\)", keys)}
+    yield "| setting | kind | default | values | of | resume | meaning |"
+    yield "|---|---|---|---|---|---|---|"
+    for kind, name, default, least, most, owner, resume, about in rows:
+        about = words(about).replace("|", "\\|")
+        limits = "%s to %s" % (least, most)
+        if kind == "CHOICE":
+            default, limits = names[name][int(default)], ", ".join(names[name])
+        yield "| `%s` | %s | %s | %s | %s | %s | %s |" % (
+            name, kind.lower(), default, limits, owner.lower(), RESUME[resume], about)
+    rules = (ROOT / "src/config/rules.h").read_text()
+    yield ""
+    yield "Which values go together:"
+    yield ""
+    for says in re.findall(r'X\(\w+, [^"]*?,' + literal + ",", rules):
+        yield "- " + words(says)
 
 
 def title(code):
@@ -141,11 +159,6 @@ def title(code):
 
 
 def entry(comment, code):
-    if "#define HT_CONFIG_MAP" in code:
-        yield "### Settings"
-        yield plain(comment)
-        yield "\n".join(settings(code))
-        return
     if not code.strip():
         if comment:
             yield plain(comment)
@@ -175,6 +188,10 @@ def sections(header):
         for chunk in chunks(body):
             for comment, code in entries(chunk):
                 yield from entry(comment, code)
+        if heading == "configurations":
+            yield "### Settings"
+            yield SETTINGS.strip()
+            yield "\n".join(settings())
 
 
 def symbols(text, declared):

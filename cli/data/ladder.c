@@ -4,6 +4,7 @@
  * most often goes with the root's operator and that result.
  */
 #include "commands.h"
+#include "base/settings.h"
 #include "base/json.h"
 
 #include <htransformer_models.h>
@@ -120,23 +121,24 @@ static void print(const counts *c, bool as_json) {
 }
 
 static bool measure(ht_context *ctx, const ladder_values *v, cli_error *error) {
-    ht_config config = HT_CONFIG_INIT;
+    ht_config *config = NULL;
     ht_data_desc desc = HT_DATA_DESC_INIT;
     ht_batch batch = HT_BATCH_INIT;
     ht_data *data = NULL;
     counts *c = calloc(1, sizeof *c);
     bool good = c || cli_fail(error, "out of memory");
-    desc.config = &config;
+    ht_status status = ht_config_create(&config, ctx, "lra/listops");
+    if (status == HT_OK) status = ht_config_set_int(config, "valid_items", v->items);
+    if (status == HT_OK) status = ht_config_set_int(config, "data_seed", v->seed);
+    desc.config = config;
     desc.path = v->data;
     desc.part = HT_PART_VALID;
-    ht_status status = ht_config_preset(ctx, &config, "lra/listops");
-    config.valid_items = v->items;
-    config.data_seed = v->seed;
     if (good && status == HT_OK) status = ht_data_open(&data, ctx, &desc);
     if (good && status != HT_OK) good = cli_fail(error, "%s", ht_context_error(ctx));
     while (good && ht_data_next(data, &batch) == HT_OK) count(c, &batch);
     if (good) print(c, v->json);
     ht_data_close(data);
+    ht_config_destroy(config);
     free(c);
     return good;
 }

@@ -2,6 +2,7 @@
  * htransformer data show: one item of a task, printed, or drawn as a PNG.
  */
 #include "commands.h"
+#include "base/settings.h"
 #include "draw/grey.h"
 
 #include <htransformer_models.h>
@@ -63,14 +64,14 @@ static bool draw(const int32_t *tokens, int64_t count, const show_values *v, cli
 }
 
 static bool print(const ht_config *c, const ht_batch *b, const show_values *v, cli_error *error) {
-    bool image = c->format == HT_FORMAT_IMAGES || c->format == HT_FORMAT_PATHFINDER;
+    bool image = setting_has_images(c);
     printf("label %d, %d tokens\n", b->targets[0], b->cu_seqlens[b->sequences]);
     if (v->out && !image) return cli_fail(error, "--out draws images, and this is none");
     for (int64_t i = 0; i < b->sequences; i++) {
         const int32_t *tokens = b->tokens + b->cu_seqlens[i];
         int64_t count = b->cu_seqlens[i + 1] - b->cu_seqlens[i];
         if (image) return draw(tokens, count, v, error);
-        if (c->format == HT_FORMAT_LISTOPS)
+        if (setting_is(c, "format", "listops"))
             print_expression(tokens, count);
         else
             print_text(tokens, count);
@@ -79,44 +80,51 @@ static bool print(const ht_config *c, const ht_batch *b, const show_values *v, c
 }
 
 /* The settings of the task; what is made has as many items as are needed. */
-static bool configure(ht_context *ctx, ht_config *c, int64_t number, const show_values *v,
+static bool configure(ht_context *ctx, ht_config **c, int64_t number, const show_values *v,
                       cli_error *error) {
     char preset[64];
     snprintf(preset, sizeof preset, "lra/%s", v->task);
-    if (ht_config_preset(ctx, c, preset) != HT_OK)
-        return cli_fail(error, "%s", ht_context_error(ctx));
-    c->batch = 1;
-    c->data_seed = v->seed;
-    c->distractors = v->distractors;
-    if (v->data) return true;
-    if (c->format != HT_FORMAT_LISTOPS && c->format != HT_FORMAT_PATHFINDER)
+    bool good = ht_config_create(c, ctx, preset) == HT_OK &&
+                ht_config_set_int(*c, "batch", 1) == HT_OK &&
+                ht_config_set_int(*c, "data_seed", v->seed) == HT_OK &&
+                ht_config_set_int(*c, "distractors", v->distractors) == HT_OK;
+    if (good && v->data) return true;
+    if (good && !setting_makes_items(*c))
         return cli_fail(error, "--data is missing: %s is not made", v->task);
-    if (c->format == HT_FORMAT_PATHFINDER) c->train_items = c->valid_items = number + 1;
-    if (c->format == HT_FORMAT_LISTOPS && v->part == HT_PART_TRAIN) c->train_items = number + 1;
-    return true;
+    bool images = good && setting_has_images(*c), train = v->part == HT_PART_TRAIN;
+    if (good && (images || train)) good = ht_config_set_int(*c, "train_items", number + 1) == HT_OK;
+    if (good && images) good = ht_config_set_int(*c, "valid_items", number + 1) == HT_OK;
+    return good || cli_fail(error, "%s", ht_context_error(ctx));
 }
 
-static bool show(ht_context *ctx, const show_values *v, cli_error *error) {
-    ht_config config = HT_CONFIG_INIT;
+static bool show_item(ht_context *ctx, const ht_config *config, int64_t number,
+                      const show_values *v, cli_error *error) {
     ht_data_desc desc = HT_DATA_DESC_INIT;
     ht_batch batch = HT_BATCH_INIT;
     ht_data *data;
-    char *end;
-    long long number = strtoll(v->number, &end, 10);
-    if (*end || end == v->number || number < 0 || number >= 1000000000)
-        return cli_fail(error, "N must be a whole number from 0, got '%s'", v->number);
-    if (!configure(ctx, &config, number, v, error)) return false;
-    desc.config = &config;
+    desc.config = config;
     desc.path = v->data;
     desc.papers = v->papers;
     desc.part = (ht_part)v->part;
     if (ht_data_open(&data, ctx, &desc) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(ctx));
     ht_status status = HT_OK;
-    for (long long i = 0; i <= number && status == HT_OK; i++) status = ht_data_next(data, &batch);
-    bool good = status == HT_OK ? print(&config, &batch, v, error)
-                                : cli_fail(error, "there is no item %lld: it has fewer", number);
+    for (int64_t i = 0; i <= number && status == HT_OK; i++) status = ht_data_next(data, &batch);
+    bool good = status == HT_OK ? print(config, &batch, v, error)
+                                : cli_fail(error, "there is no item %s: it has fewer", v->number);
     ht_data_close(data);
+    return good;
+}
+
+static bool show(ht_context *ctx, const show_values *v, cli_error *error) {
+    ht_config *config = NULL;
+    char *end;
+    long long number = strtoll(v->number, &end, 10);
+    if (*end || end == v->number || number < 0 || number >= 1000000000)
+        return cli_fail(error, "N must be a whole number from 0, got '%s'", v->number);
+    bool good =
+        configure(ctx, &config, number, v, error) && show_item(ctx, config, number, v, error);
+    ht_config_destroy(config);
     return good;
 }
 

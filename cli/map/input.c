@@ -87,37 +87,39 @@ static bool open_files(map_input *in, const map_values *v, int *code, cli_error 
 
 /* The text as the model reads it: a language model starts from token 0. Tokens from malloc. */
 static int32_t *encode(map_input *in, const char *text, int64_t *count, cli_error *error) {
-    const ht_config *c = &in->model.config;
-    int64_t start = c->task == HT_TASK_LANGUAGE, n = 0;
-    int32_t *tokens = calloc((size_t)c->length + 1, sizeof *tokens);
+    const ht_config *c = in->model.config;
+    int64_t start = setting_is(c, "task", "language"), n = 0, length = setting_int(c, "length");
+    int32_t *tokens = calloc((size_t)length + 1, sizeof *tokens);
     char *file = text[0] == '@' ? run_read_text(text + 1, error) : NULL;
     const char *words = text[0] == '@' ? file : text;
     bool good = tokens && words;
     if (!tokens) cli_fail(error, "out of memory");
-    good = good && lib(in,
-                       ht_data_encode(in->ctx, c, words, strlen(words), tokens + start,
-                                      c->length - start, &n),
-                       error);
+    good = good &&
+           lib(in,
+               ht_data_encode(in->ctx, c, words, strlen(words), tokens + start, length - start, &n),
+               error);
     if (good && n == 0) good = cli_fail(error, "--text is empty");
     free(file);
     if (!good) {
         free(tokens);
         return NULL;
     }
-    *count = (n < c->length - start ? n : c->length - start) + start;
+    *count = (n < length - start ? n : length - start) + start;
     return tokens;
 }
 
 /* Masked rows take no part; NULL mask where there are none. */
 static bool make_mask(map_input *in, const int32_t *tokens, int64_t count, int64_t cls,
                       cli_error *error) {
-    const ht_config *c = &in->model.config;
+    const ht_config *c = in->model.config;
+    int64_t merge = setting_int(c, "merge");
+    bool all = !setting_int(c, "mask_zero") || setting_is(c, "task", "language");
     uint8_t *mask = malloc((size_t)in->length);
     bool any = false, good = mask || cli_fail(error, "out of memory");
     for (int64_t i = 0; good && i < in->length; i++) {
-        int64_t first = (i - cls) * c->merge;
-        mask[i] = i < cls || !c->mask_zero || c->task == HT_TASK_LANGUAGE;
-        for (int64_t k = first; !mask[i] && k < first + c->merge && k < count; k++)
+        int64_t first = (i - cls) * merge;
+        mask[i] = i < cls || all;
+        for (int64_t k = first; !mask[i] && k < first + merge && k < count; k++)
             mask[i] = tokens[k] != 0;
         any |= !mask[i];
     }
@@ -134,7 +136,7 @@ static bool read_bias(map_input *in, cli_error *error) {
         if (ht_model_tensor(in->model.model, i, &info) != HT_OK || strcmp(info.name, name) != 0)
             continue;
         in->bias = malloc((size_t)info.count * sizeof *in->bias);
-        in->bias_block = in->model.config.block;
+        in->bias_block = setting_int(in->model.config, "block");
         if (!in->bias) return cli_fail(error, "out of memory");
         return lib(in, ht_model_read(in->model.model, i, in->bias), error);
     }
@@ -143,12 +145,12 @@ static bool read_bias(map_input *in, cli_error *error) {
 
 static bool read_layer(map_input *in, const int32_t *tokens, int64_t count, int64_t layer,
                        cli_error *error) {
-    const ht_config *c = &in->model.config;
     /* a pair's encoder reads each text by itself, but wants two */
-    int64_t copies = c->task == HT_TASK_PAIRS ? 2 : 1, rows = copies * in->length;
+    int64_t copies = setting_is(in->model.config, "task", "pairs") ? 2 : 1;
+    int64_t rows = copies * in->length, inner = in->heads * in->dim;
     int32_t starts[3] = {0, (int32_t)count, (int32_t)(2 * count)};
     int32_t *both = malloc((size_t)(copies * count) * sizeof *both);
-    float *q = malloc((size_t)(rows * c->inner) * sizeof *q);
+    float *q = malloc((size_t)(rows * inner) * sizeof *q);
     float *k = malloc((size_t)(rows * in->kv_heads * in->dim) * sizeof *k);
     float *v = malloc((size_t)(rows * in->kv_heads * in->dim) * sizeof *v);
     bool good = (both && q && k && v) || cli_fail(error, "out of memory");
@@ -158,7 +160,7 @@ static bool read_layer(map_input *in, const int32_t *tokens, int64_t count, int6
         .size = sizeof batch, .sequences = copies, .tokens = both, .cu_seqlens = starts};
     size_t kv = (size_t)(in->length * in->kv_heads * in->dim) * sizeof *k;
     good = good && lib(in, ht_trainer_read_qkv(in->model.trainer, &batch, layer, q, k, v), error) &&
-           upload(in, &in->q, q, (size_t)(in->length * c->inner) * sizeof *q, error) &&
+           upload(in, &in->q, q, (size_t)(in->length * inner) * sizeof *q, error) &&
            upload(in, &in->k, k, kv, error) && upload(in, &in->v, v, kv, error);
     free(both);
     free(q);
@@ -169,30 +171,31 @@ static bool read_layer(map_input *in, const int32_t *tokens, int64_t count, int6
 
 static bool open_checkpoint(map_input *in, const map_values *v, int *code, cli_error *error) {
     if (!run_open(&in->model, v->run, v->last, 0, v->device, v->threads, code, error)) return false;
-    const ht_config *c = &in->model.config;
+    const ht_config *c = in->model.config;
+    int64_t layers = setting_int(c, "layers"), merge = setting_int(c, "merge");
     in->ctx = in->model.ctx;
+    in->heads = setting_int(c, "heads");
     *code = CLI_USAGE;
-    if (v->layer >= c->layers)
-        return cli_fail(error, "--layer must be 0 to %" PRId64 ", got %" PRId64, c->layers - 1,
+    if (v->layer >= layers)
+        return cli_fail(error, "--layer must be 0 to %" PRId64 ", got %" PRId64, layers - 1,
                         v->layer);
-    if (v->head >= c->heads)
-        return cli_fail(error, "--head must be 0 to %" PRId64 ", got %" PRId64, c->heads - 1,
+    if (v->head >= in->heads)
+        return cli_fail(error, "--head must be 0 to %" PRId64 ", got %" PRId64, in->heads - 1,
                         v->head);
     *code = CLI_FAILED;
-    int64_t count = 0, cls = c->task != HT_TASK_LANGUAGE && c->pool == HT_POOL_CLS;
+    int64_t count = 0, cls = !setting_is(c, "task", "language") && setting_is(c, "pool", "cls");
     int32_t *tokens = encode(in, v->text, &count, error);
     if (!tokens) return false;
     in->dtype = HT_F32;
     in->batch = 1;
-    in->length = (count + c->merge - 1) / c->merge + cls;
-    in->heads = c->heads;
-    in->kv_heads = c->kv_heads;
-    in->dim = in->value_dim = c->inner / c->heads;
-    in->causal = c->causal || c->task == HT_TASK_LANGUAGE;
-    in->kind = (ht_kind)c->attention;
-    in->query = cli_query((int)c->query, in->causal);
-    in->block = c->block;
-    in->rotary = c->rotary == HT_ROTARY_LEVEL0 ? c->rotary_theta : 0;
+    in->length = (count + merge - 1) / merge + cls;
+    in->kv_heads = setting_int(c, "kv_heads");
+    in->dim = in->value_dim = setting_int(c, "inner") / in->heads;
+    in->causal = (int)setting_int(c, "causal");
+    in->kind = (ht_kind)setting_index(c, "attention", cli_kinds);
+    in->query = (ht_query)setting_index(c, "query", cli_queries);
+    in->block = setting_int(c, "block");
+    in->rotary = setting_is(c, "rotary", "level0") ? setting_real(c, "rotary_theta") : 0;
     in->layer = v->layer;
     snprintf(in->about, sizeof in->about, "%.100s, layer %lld", v->run, (long long)v->layer);
     bool good = read_layer(in, tokens, count, v->layer, error) &&

@@ -60,7 +60,8 @@ bool report_attention(FILE *out, const report_run *r, const report_values *v, cl
         if (good && in.length > ROWS)
             good = cli_fail(error, "--text has %lld rows; at most %d are drawn",
                             (long long)in.length, ROWS);
-        if (good && in.model.config.layers < layers) layers = in.model.config.layers;
+        int64_t has = good ? setting_int(in.model.config, "layers") : layers;
+        if (has < layers) layers = has;
         good = good && write_layer(out, &in, layer, error);
         map_close(&in);
         if (good) continue;

@@ -45,7 +45,7 @@ typedef struct counter {
 } counter;
 
 static void count_losses(counter *c, const ht_batch *batch) {
-    int64_t length = c->m->config.length;
+    int64_t length = setting_int(c->m->config, "length");
     for (int64_t i = 0; i < batch->sequences; i++)
         for (int32_t k = batch->cu_seqlens[i]; k < batch->cu_seqlens[i + 1]; k++) {
             if (batch->targets[k] < 0) continue;
@@ -80,7 +80,7 @@ static bool run_batches(counter *c, ht_data *data, cli_error *error) {
 
 static void finish(counter *c) {
     report_eval *e = c->e;
-    int64_t length = c->m->config.length;
+    int64_t length = setting_int(c->m->config, "length");
     e->loss /= (double)e->items;
     e->accuracy /= (double)e->items;
     for (int p = 0; p < e->positions; p++) {
@@ -91,7 +91,7 @@ static void finish(counter *c) {
 }
 
 static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_error *error) {
-    const ht_config *config = &m->config;
+    const ht_config *config = m->config;
     report_eval *e = &r->eval;
     ht_data_desc desc = HT_DATA_DESC_INIT;
     ht_data *data = NULL;
@@ -99,12 +99,10 @@ static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_er
     double holdout;
     run_rows how = v->rows;
     counter *c = calloc(1, sizeof *c);
-    size_t room = (size_t)(config->batch * config->length), logits;
-    logits = (size_t)(config->batch * config->classes);
-    e->language = config->task == HT_TASK_LANGUAGE;
-    e->positions = !e->language                        ? 0
-                   : config->length < REPORT_POSITIONS ? (int)config->length
-                                                       : REPORT_POSITIONS;
+    int64_t length = setting_int(config, "length"), classes = setting_int(config, "classes");
+    size_t room = (size_t)(setting_int(config, "batch") * (length > classes ? length : classes));
+    e->language = setting_is(config, "task", "language");
+    e->positions = !e->language ? 0 : length < REPORT_POSITIONS ? (int)length : REPORT_POSITIONS;
     bool good = own_data(r, &desc, path, &holdout, &how, error) || v->data;
     ht_rows_desc rows = run_rows_desc(&how);
     desc.rows = &rows;
@@ -117,12 +115,11 @@ static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_er
     if (good) {
         c->e = e;
         c->m = m;
-        c->out = malloc((room > logits ? room : logits) * sizeof *c->out);
+        c->out = malloc(room * sizeof *c->out);
         good = c->out || cli_fail(error, "out of memory");
     }
     good = good && (e->language || score_begin(&e->classes, desc.labels, config, error));
-    bool made = config->format == HT_FORMAT_LISTOPS || config->format == HT_FORMAT_PATHFINDER;
-    if (good && !desc.path && !made)
+    if (good && !desc.path && !setting_makes_items(config))
         good = cli_fail(error, "the run does not say where its data is; give --data");
     if (good && ht_data_open(&data, m->ctx, &desc) != HT_OK)
         good = cli_fail(error, "%s", ht_context_error(m->ctx));

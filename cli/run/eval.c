@@ -65,9 +65,9 @@ static bool add_report(totals *t, run_model *m, const ht_batch *batch) {
 }
 
 static bool add_batch(totals *t, run_model *m, const ht_batch *batch) {
-    if (m->config.task == HT_TASK_DENOISE) return add_report(t, m, batch);
+    if (setting_is(m->config, "task", "denoise")) return add_report(t, m, batch);
     if (ht_trainer_predict(m->trainer, batch, t->out) != HT_OK) return false;
-    if (m->config.task == HT_TASK_LANGUAGE)
+    if (setting_is(m->config, "task", "language"))
         measure_add(&t->language, batch, t->out);
     else
         score_add(&t->classes, batch, t->out);
@@ -75,14 +75,16 @@ static bool add_batch(totals *t, run_model *m, const ht_batch *batch) {
 }
 
 static bool evaluate(totals *t, run_model *m, ht_data *data, cli_error *error) {
-    const ht_config *c = &m->config;
+    const ht_config *c = m->config;
     ht_batch batch = HT_BATCH_INIT;
     ht_status status;
-    bool language = c->task == HT_TASK_LANGUAGE, classify = !language && c->task != HT_TASK_DENOISE;
+    bool language = setting_is(c, "task", "language");
+    bool classify = !language && !setting_is(c, "task", "denoise");
+    int64_t each = setting_int(c, language ? "length" : "classes");
     t->language.tokenizer = m->tokenizer;
-    t->language.documents = c->documents;
+    t->language.documents = setting_word(c, "documents");
     if (classify && !score_begin(&t->classes, ht_model_labels(m->model), c, error)) return false;
-    t->out = malloc(sizeof *t->out * (size_t)(c->batch * (language ? c->length : c->classes)));
+    t->out = malloc(sizeof *t->out * (size_t)(setting_int(c, "batch") * each));
     if (!t->out) return cli_fail(error, "out of memory");
     while ((status = ht_data_next(data, &batch)) == HT_OK)
         if (!add_batch(t, m, &batch)) return cli_fail(error, "%s", ht_context_error(m->ctx));
@@ -104,9 +106,9 @@ static void print_json(const totals *t, const run_model *m, int by_position) {
     json_writer json = {.out = stdout};
     json_open(&json, NULL, '{');
     json_text(&json, "model", m->path);
-    if (m->config.task == HT_TASK_LANGUAGE) {
+    if (setting_is(m->config, "task", "language")) {
         measure_json(&t->language, &json, by_position);
-    } else if (m->config.task == HT_TASK_DENOISE) {
+    } else if (setting_is(m->config, "task", "denoise")) {
         json_scores(&json, t->targets, t->loss, t->correct);
     } else {
         json_scores(&json, s->items, s->loss, s->correct);
@@ -130,24 +132,30 @@ static void print(const totals *t, const run_model *m, const eval_values *v) {
     double right = t->correct / t->targets;
     if (v->json)
         print_json(t, m, v->by_position);
-    else if (m->config.task == HT_TASK_LANGUAGE)
+    else if (setting_is(m->config, "task", "language"))
         measure_print(&t->language, m->path, v->by_position);
-    else if (m->config.task == HT_TASK_DENOISE)
+    else if (setting_is(m->config, "task", "denoise"))
         printf("accuracy %.2f +- %.2f %% of %.0f %s tokens, loss %.4f (%s)\n", 100 * right,
                100 * error_of(right, t->targets), t->targets,
-               m->config.hide > 0 ? "hidden" : "next", t->loss / t->targets, m->path);
+               setting_real(m->config, "hide") > 0 ? "hidden" : "next", t->loss / t->targets,
+               m->path);
     else
         print_classes(&t->classes, m->path);
 }
 
+/* Items that no run has seen. */
+static bool set_fresh(ht_config *config, int64_t items) {
+    return ht_config_set_int(config, "valid_items", items) == HT_OK &&
+           ht_config_set_int(config, "data_seed", setting_int(config, "data_seed") + 1) == HT_OK;
+}
+
 static bool open_data(ht_data **out, run_model *m, const eval_values *v, cli_error *error) {
     ht_data_desc desc = HT_DATA_DESC_INIT;
-    ht_config config = m->config;
     run_rows how = v->rows;
     if (!run_rows_of(&how, m, error)) return false;
     ht_rows_desc rows = run_rows_desc(&how);
-    bool made = config.format == HT_FORMAT_LISTOPS || config.format == HT_FORMAT_PATHFINDER;
-    desc.config = &config;
+    bool made = setting_makes_items(m->config);
+    desc.config = m->config;
     desc.path = v->data;
     desc.papers = v->papers;
     desc.holdout = v->holdout;
@@ -160,12 +168,8 @@ static bool open_data(ht_data **out, run_model *m, const eval_values *v, cli_err
         return cli_fail(error, "--fresh is for ListOps and Pathfinder, without --data");
     if (!v->data && !made)
         return cli_fail(error, "--data is missing: what should it be evaluated on?");
-    if (v->fresh) {
-        config.valid_items = v->fresh;
-        config.data_seed++;
-        desc.part = HT_PART_TEST;
-    }
-    if (ht_data_open(out, m->ctx, &desc) != HT_OK)
+    if (v->fresh) desc.part = HT_PART_TEST;
+    if ((v->fresh && !set_fresh(m->config, v->fresh)) || ht_data_open(out, m->ctx, &desc) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(m->ctx));
     if (!cli_quiet()) run_rows_print(stderr, *out);
     return true;

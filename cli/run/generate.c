@@ -121,7 +121,6 @@ static void report(generate *r, const text *t) {
 
 static void final_words(generate *r, int64_t slot) {
     ht_state_info info = HT_STATE_INFO_INIT;
-    const ht_config *c = &r->m.config;
     if (ht_generator_get_state(r->g, slot, &info) != HT_OK) return;
     fprintf(stderr, "%lld tokens, %.0f tokens/s", (long long)r->tokens,
             r->seconds > 0 ? (double)r->tokens / r->seconds : 0.0);
@@ -131,9 +130,10 @@ static void final_words(generate *r, int64_t slot) {
     fprintf(stderr,
             "\nstate after %lld tokens: %lld rows of keys and values per layer and key head",
             (long long)info.position, (long long)info.rows);
-    if (c->attention == HT_HIERARCHICAL)
-        fprintf(stderr, " (2 x block %lld x %lld levels)", (long long)c->block,
-                (long long)(info.rows / (2 * c->block)));
+    int64_t block = setting_int(r->m.config, "block");
+    if (setting_is(r->m.config, "attention", "hierarchical"))
+        fprintf(stderr, " (2 x block %lld x %lld levels)", (long long)block,
+                (long long)(info.rows / (2 * block)));
     fprintf(stderr, ", %.1f kB in all\n", (double)info.bytes / 1e3);
 }
 
@@ -463,9 +463,9 @@ static bool prepare(generate *r) {
     r->sampling.min_p = v->min_p;
     r->sampling.repeat_penalty = v->repeat_penalty;
     if (v->top_p <= 0) return cli_fail(&r->error, "--top_p must be above 0, got %g", v->top_p);
-    if (r->m.config.task != HT_TASK_LANGUAGE)
+    if (!setting_is(r->m.config, "task", "language"))
         return cli_fail(&r->error, "%s is no language model: its task is %s", r->m.path,
-                        ht_config_choice("task", (int)r->m.config.task));
+                        setting_word(r->m.config, "task"));
     desc.slots = v->prompts ? v->slots : 1;
     r->stream = !v->prompts && !v->json && !v->discard && !v->logprobs;
     return read_stop(r) && lib(r, ht_generator_create(&r->g, r->m.model, &desc)) &&

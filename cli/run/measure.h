@@ -20,8 +20,8 @@ enum { MEASURE_PLACES = 32 }; /* position 0, 1, 2-3, 4-7, ... */
 
 typedef struct measure {
     const ht_tokenizer *tokenizer;
-    int64_t documents;   /* as in the configuration: what ends count as a word */
-    double loss, square; /* sums of sequences' losses, and of their squares */
+    const char *documents; /* as in the configuration: what ends count as a word */
+    double loss, square;   /* sums of sequences' losses, and of their squares */
     double sequences;
     measure_ratio tokens, words, bytes;
     double place_loss[MEASURE_PLACES], place_square[MEASURE_PLACES], place_count[MEASURE_PLACES];

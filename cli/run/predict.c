@@ -39,6 +39,8 @@ typedef struct predictor {
     run_model m;
     int32_t *tokens, *targets;
     float *out; /* logits, or losses */
+    int64_t length;
+    bool language, pairs;
     int json;
     long long line;
 } predictor;
@@ -94,12 +96,11 @@ static void print_bits(const predictor *p, const char *text, size_t bytes, int64
 
 /* Tokens of a text at `at`, at most `length`; returns how many, or -1. */
 static int64_t encode(predictor *p, int64_t at, const char *text, size_t bytes, cli_error *error) {
-    const ht_config *c = &p->m.config;
     int64_t count = 0;
     ht_status status =
         p->m.tokenizer
-            ? ht_tokenizer_encode(p->m.tokenizer, text, bytes, p->tokens + at, c->length, &count)
-            : ht_data_encode(p->m.ctx, c, text, bytes, p->tokens + at, c->length, &count);
+            ? ht_tokenizer_encode(p->m.tokenizer, text, bytes, p->tokens + at, p->length, &count)
+            : ht_data_encode(p->m.ctx, p->m.config, text, bytes, p->tokens + at, p->length, &count);
     if (status != HT_OK) {
         cli_fail(error, "line %lld: %s", p->line, ht_context_error(p->m.ctx));
         return -1;
@@ -108,13 +109,12 @@ static int64_t encode(predictor *p, int64_t at, const char *text, size_t bytes, 
         cli_fail(error, "line %lld: the text is empty", p->line);
         return -1;
     }
-    return count < c->length ? count : c->length;
+    return count < p->length ? count : p->length;
 }
 
 /* A language model starts from token 0 and is asked for each byte. */
 static bool language_line(predictor *p, const char *text, size_t bytes, cli_error *error) {
-    int64_t n = encode(
-        p, 1, text, bytes < (size_t)p->m.config.length ? bytes : (size_t)p->m.config.length, error);
+    int64_t n = encode(p, 1, text, bytes < (size_t)p->length ? bytes : (size_t)p->length, error);
     int32_t starts[2] = {0, (int32_t)n};
     ht_batch batch = {.size = sizeof batch,
                       .sequences = 1,
@@ -155,9 +155,8 @@ static bool classify(predictor *p, const char *text, size_t bytes, const char *o
 }
 
 static bool classify_line(predictor *p, const char *text, size_t bytes, cli_error *error) {
-    bool pairs = p->m.config.task == HT_TASK_PAIRS;
-    const char *tab = pairs ? memchr(text, '\t', bytes) : NULL;
-    if (!pairs) return classify(p, text, bytes, NULL, 0, error);
+    const char *tab = p->pairs ? memchr(text, '\t', bytes) : NULL;
+    if (!p->pairs) return classify(p, text, bytes, NULL, 0, error);
     if (!tab) return cli_fail(error, "line %lld: a pair must be text<TAB>text", p->line);
     size_t first = (size_t)(tab - text);
     return classify(p, text, first, tab + 1, bytes - first - 1, error);
@@ -165,7 +164,7 @@ static bool classify_line(predictor *p, const char *text, size_t bytes, cli_erro
 
 static bool one_line(predictor *p, const char *text, size_t bytes, cli_error *error) {
     p->line++;
-    if (p->m.config.task == HT_TASK_LANGUAGE) return language_line(p, text, bytes, error);
+    if (p->language) return language_line(p, text, bytes, error);
     return classify_line(p, text, bytes, error);
 }
 
@@ -197,7 +196,7 @@ static int one_row(void *user, const ht_row *row) {
     row_reader *r = user;
     predictor *p = r->p;
     p->line = row->line;
-    if (p->m.config.task == HT_TASK_LANGUAGE)
+    if (p->language)
         r->good = language_line(p, row->text[0], row->text_bytes[0], r->error);
     else
         r->good = classify(p, row->text[0], row->text_bytes[0], row->text[1], row->text_bytes[1],
@@ -210,7 +209,7 @@ static bool all_rows(predictor *p, const predict_values *v, const run_rows *how,
     ht_rows_desc desc = run_rows_desc(how);
     ht_rows_info info = HT_ROWS_INFO_INIT;
     desc.path = v->data ? v->data : "-";
-    desc.texts = p->m.config.task == HT_TASK_PAIRS ? 2 : 1;
+    desc.texts = p->pairs ? 2 : 1;
     desc.unlabelled = 1;
     desc.each = one_row;
     desc.user = &r;
@@ -232,9 +231,11 @@ static bool all_texts(predictor *p, const predict_values *v, cli_error *error) {
 }
 
 static bool allocate(predictor *p, cli_error *error) {
-    const ht_config *c = &p->m.config;
-    size_t tokens = 2 * (size_t)c->length + 2,
-           out = tokens > (size_t)c->classes ? tokens : (size_t)c->classes;
+    size_t classes = (size_t)setting_int(p->m.config, "classes");
+    p->length = setting_int(p->m.config, "length");
+    p->language = setting_is(p->m.config, "task", "language");
+    p->pairs = setting_is(p->m.config, "task", "pairs");
+    size_t tokens = 2 * (size_t)p->length + 2, out = tokens > classes ? tokens : classes;
     p->tokens = malloc(sizeof *p->tokens * tokens);
     p->targets = malloc(sizeof *p->targets * tokens);
     p->out = malloc(sizeof *p->out * out);

@@ -3,6 +3,8 @@
  */
 #include "run/progress.h"
 
+#include "base/settings.h"
+
 #include "run/rows.h"
 
 #include <math.h>
@@ -40,9 +42,12 @@ static void warn_slow(const ht_context *ctx, double peak) {
 
 void progress_begin(progress *p, ht_context *ctx, const ht_model *model, const ht_config *config,
                     bool quiet) {
-    *p = (progress){.config = config, .quiet = quiet, .last = -PLAIN_SECONDS};
+    *p = (progress){.quiet = quiet, .last = -PLAIN_SECONDS};
+    p->language = setting_is(config, "task", "language");
+    p->unit = setting_int(config, "vocab") == 257 ? "byte" : "token";
     p->flops = ht_model_flops(model);
-    if (!quiet && ht_context_peak(ctx, (ht_dtype)config->dtype, &p->peak) != HT_OK) p->peak = 0;
+    ht_dtype dtype = (ht_dtype)setting_index(config, "dtype", cli_dtypes);
+    if (!quiet && ht_context_peak(ctx, dtype, &p->peak) != HT_OK) p->peak = 0;
     if (p->peak > 0) warn_slow(ctx, p->peak);
     const char *term = getenv("TERM");
     p->terminal = isatty(STDOUT_FILENO) && term && strcmp(term, "dumb") != 0;
@@ -71,17 +76,17 @@ static void print_kernels(const ht_trainer *trainer) {
 
 void progress_header(const ht_model *model, const ht_trainer *trainer, const ht_data *train,
                      const ht_data *valid) {
-    ht_config c = HT_CONFIG_INIT;
-    if (ht_model_get_config(model, &c) != HT_OK) return;
+    const ht_config *c = ht_model_config(model);
     const char *bold = cli_bold(stdout), *plain = cli_plain(stdout);
     printf("%smodel%s\n  %-10s %lld parameters in %lld tensors\n", bold, plain,
-           ht_config_choice("task", (int)c.task), (long long)ht_model_parameters(model),
+           setting_word(c, "task"), (long long)ht_model_parameters(model),
            (long long)ht_model_tensors(model));
     printf("  %-10s %lld layers, width %lld, %lld heads, hidden %lld\n", "blocks",
-           (long long)c.layers, (long long)c.width, (long long)c.heads, (long long)c.hidden);
+           (long long)setting_int(c, "layers"), (long long)setting_int(c, "width"),
+           (long long)setting_int(c, "heads"), (long long)setting_int(c, "hidden"));
     printf("  %-10s %s, query %s, block %lld, length %lld\n", "attention",
-           ht_config_choice("attention", (int)c.attention), ht_config_choice("query", (int)c.query),
-           (long long)c.block, (long long)c.length);
+           setting_word(c, "attention"), setting_word(c, "query"),
+           (long long)setting_int(c, "block"), (long long)setting_int(c, "length"));
     print_kernels(trainer);
     printf("  %-10s %.1f MB besides the weights\n", "memory",
            (double)ht_trainer_bytes(trainer) / 1e6);
@@ -114,9 +119,8 @@ static const char *share_text(char *out, size_t bytes, progress *p, double per_s
 
 /* loss and accuracy, or bits per byte (of sub-words: per token) */
 static const char *score_text(char *out, size_t bytes, const progress *p, const ht_report *r) {
-    if (p->config->task == HT_TASK_LANGUAGE)
-        snprintf(out, bytes, "loss %.4f | %.4f bits/%s", r->loss, r->loss / log(2),
-                 p->config->vocab == 257 ? "byte" : "token");
+    if (p->language)
+        snprintf(out, bytes, "loss %.4f | %.4f bits/%s", r->loss, r->loss / log(2), p->unit);
     else
         snprintf(out, bytes, "loss %.4f | acc %.3f", r->loss, r->accuracy);
     return out;

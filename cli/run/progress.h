@@ -12,7 +12,8 @@
 #define PROGRESS_SPARK 16 /* stretches of the run in the line of its loss */
 
 typedef struct progress {
-    const ht_config *config;
+    bool language;
+    const char *unit;             /* of a language model: "byte" or "token" */
     bool terminal, quiet, open;   /* open: an unfinished line is on the terminal */
     bool blocks;                  /* the terminal draws block letters (UTF-8) */
     double flops, peak;           /* operations per token; per second, 0: not known */

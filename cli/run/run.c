@@ -137,9 +137,10 @@ static bool open_tokenizer(run_model *m, cli_error *error) {
     bool there = n < (int)sizeof path && access(path, R_OK) == 0;
     if (ht_tokenizer_open(&m->tokenizer, m->ctx, there ? path : NULL) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(m->ctx));
-    if (ht_tokenizer_vocab(m->tokenizer) <= m->config.vocab) return true;
+    int64_t vocab = setting_int(m->config, "vocab");
+    if (ht_tokenizer_vocab(m->tokenizer) <= vocab) return true;
     return cli_fail(error, "%s has %lld tokens, but the model only %lld", there ? path : "bytes",
-                    (long long)ht_tokenizer_vocab(m->tokenizer), (long long)m->config.vocab);
+                    (long long)ht_tokenizer_vocab(m->tokenizer), (long long)vocab);
 }
 
 /* Beside a trainer the checkpoint that was the newest may be gone when it is opened; then another
@@ -151,29 +152,31 @@ static bool load_model(run_model *m, const char *run, int last, cli_error *error
         bool gone = run && access(m->path, F_OK) != 0 && errno == ENOENT;
         if (!gone || turn == TURNS || !run_find(m->path, run, last, error)) return false;
     }
-    return ht_model_get_config(m->model, &m->config) == HT_OK ||
+    return ht_config_copy(&m->config, ht_model_config(m->model)) == HT_OK ||
            cli_fail(error, "%s", ht_context_error(m->ctx));
 }
 
 bool run_load(run_model *out, const char *run, int last, const char *device, int64_t threads,
               int *code, cli_error *error) {
-    *out = (run_model){.config = HT_CONFIG_INIT};
+    *out = (run_model){0};
     *code = CLI_FAILED;
     if (run ? !run_find(out->path, run, last, error) : !find_box(out->path, error)) return false;
     out->ctx = cli_open_device(device, threads, code, error);
     if (!out->ctx) return false;
     *code = CLI_FAILED;
     bool good = load_model(out, run, last, error);
-    if (good && out->config.task == HT_TASK_LANGUAGE) good = open_tokenizer(out, error);
+    if (good && setting_is(out->config, "task", "language")) good = open_tokenizer(out, error);
     if (!good) run_close(out);
     return good;
 }
 
 /* As many tokens per batch as before, at another length. */
-static void set_length(ht_config *c, int64_t length) {
-    int64_t batch = length ? c->batch * c->length / length : c->batch;
-    if (length) c->length = length;
-    c->batch = batch > 0 ? batch : 1;
+static bool set_length(const run_model *m, int64_t length, cli_error *error) {
+    if (!length) return true;
+    int64_t batch = setting_int(m->config, "batch") * setting_int(m->config, "length") / length;
+    return (ht_config_set_int(m->config, "length", length) == HT_OK &&
+            ht_config_set_int(m->config, "batch", batch > 0 ? batch : 1) == HT_OK) ||
+           cli_fail(error, "%s", ht_context_error(m->ctx));
 }
 
 bool run_open(run_model *out, const char *run, int last, int64_t length, const char *device,
@@ -181,18 +184,19 @@ bool run_open(run_model *out, const char *run, int last, int64_t length, const c
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
     desc.inference = 1;
     if (!run_load(out, run, last, device, threads, code, error)) return false;
-    set_length(&out->config, length);
-    desc.config = &out->config;
-    if (ht_trainer_create(&out->trainer, out->model, &desc) == HT_OK) return true;
-    cli_fail(error, "%s", ht_context_error(out->ctx));
-    run_close(out);
-    return false;
+    desc.config = out->config;
+    bool good = set_length(out, length, error) &&
+                (ht_trainer_create(&out->trainer, out->model, &desc) == HT_OK ||
+                 cli_fail(error, "%s", ht_context_error(out->ctx)));
+    if (!good) run_close(out);
+    return good;
 }
 
 void run_close(run_model *m) {
     ht_tokenizer_close(m->tokenizer);
     ht_trainer_destroy(m->trainer);
     ht_model_destroy(m->model);
+    ht_config_destroy(m->config);
     ht_context_destroy(m->ctx);
     *m = (run_model){0};
 }

@@ -11,6 +11,7 @@
 #ifndef CLI_RUN_H
 #define CLI_RUN_H
 
+#include "base/settings.h"
 #include "commands.h"
 
 #include <htransformer_models.h>
@@ -21,8 +22,8 @@ typedef struct run_model {
     ht_model *model;
     ht_trainer *trainer;     /* run_open */
     ht_tokenizer *tokenizer; /* language models */
-    ht_config config;
-    char path[4096]; /* the file it came from */
+    ht_config *config;       /* the model's, or with another length */
+    char path[4096];         /* the file it came from */
 } run_model;
 
 /* The file of a run's weights, at most 4,096 bytes. `run`: a folder, or a checkpoint itself; last:

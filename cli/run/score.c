@@ -3,6 +3,8 @@
  */
 #include "run/score.h"
 
+#include "base/settings.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +28,7 @@ bool score_begin(score *s, const ht_labels *labels, const ht_config *config, cli
     int64_t n = ht_labels_count(labels);
     bool matrix = n <= SCORE_MATRIX;
     *s = (score){.classes = n, .names = copy_names(labels)};
-    s->per_item = config->task == HT_TASK_PAIRS ? 2 : 1;
+    s->per_item = setting_is(config, "task", "pairs") ? 2 : 1;
     s->is = calloc((size_t)(3 * n), sizeof *s->is);
     s->matrix = matrix ? calloc((size_t)(n * n), sizeof *s->matrix) : NULL;
     if (!s->names || !s->is || (matrix && !s->matrix)) return cli_fail(error, "out of memory");

@@ -3,6 +3,7 @@
  * and tells.
  */
 #include "base/json.h"
+#include "run/given.h"
 #include "run/progress.h"
 #include "run/rows.h"
 #include "base/save.h"
@@ -19,12 +20,6 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What the user gave for each key of a configuration, as text; NULL: nothing. */
-typedef struct given {
-#define FIELD(type, name, fallback, least, most, help) const char *name;
-    HT_CONFIG_MAP(FIELD)
-} given;
-
 typedef struct train_values {
     const char *run, *preset, *config, *data, *valid, *papers, *tokenizer, *init, *device;
     double holdout;
@@ -34,7 +29,8 @@ typedef struct train_values {
     given key;
 } train_values;
 
-static const cli_option options[] = {
+/* the fixed ones; those of the settings follow (cli_train_options) */
+static cli_option options[32 + GIVEN_MOST] = {
     {"run", CLI_TEXT, offsetof(train_values, run), "FOLDER", .required = 1,
      .help = "where the run is kept"},
     {"data", CLI_READ, offsetof(train_values, data), "PATH",
@@ -63,17 +59,10 @@ static const cli_option options[] = {
     {"threads", CLI_INT, offsetof(train_values, threads), "N", "0", .min = 0, .max = 4096,
      .help = "CPU threads; 0: all"},
     {"quiet", CLI_FLAG, offsetof(train_values, quiet), .help = "no lines about steps"},
-#define DEFAULT_INT(fallback) " (" #fallback ")"
-#define DEFAULT_REAL(fallback) " (" #fallback ")"
-#define DEFAULT_CHOICE(fallback)
-#define VALUE_INT "N"
-#define VALUE_REAL "X"
-#define VALUE_CHOICE "WORD"
-#define OPTION(type, name, fallback, least, most, about)              \
-    {#name, CLI_TEXT, offsetof(train_values, key.name), VALUE_##type, \
-     .help = about DEFAULT_##type(fallback)},
-    HT_CONFIG_MAP(OPTION){0},
+    {0},
 };
+
+void cli_train_options(void) { given_options(options, offsetof(train_values, key)); }
 
 static volatile sig_atomic_t stopped;
 static struct timespec stopped_at;
@@ -104,96 +93,40 @@ static void catch_signals(void) {
 
 /* ---- the configuration: preset or old run, file, flags ---- */
 
-static bool is_number(double *out, const char *text) {
-    char *end;
-    *out = strtod(text, &end);
-    return end != text && *end == '\0' && isfinite(*out);
-}
-
-/* One flag as a JSON object, so that the library checks it like any other source. */
-static bool set_key(ht_context *ctx, ht_config *config, const char *name, const char *text,
-                    cli_error *error) {
-    size_t room = strlen(name) + 2 * strlen(text) + 64;
-    char *json = malloc(room), *to = json;
-    double number;
-    if (!json) return cli_fail(error, "out of memory");
-    to += snprintf(json, room, "{\"%s\":", name);
-    if (is_number(&number, text)) { /* .5 and +5 are numbers, but not in JSON */
-        snprintf(to, room - (size_t)(to - json), "%.17g}", number);
-    } else {
-        *to++ = '"';
-        for (; *text; text++) {
-            if (*text == '"' || *text == '\\') *to++ = '\\';
-            *to++ = *text;
-        }
-        memcpy(to, "\"}", 3);
-    }
-    ht_status status = ht_config_read_json(ctx, config, json);
-    free(json);
-    return status == HT_OK || cli_fail(error, "--%s: %s", name, ht_context_error(ctx));
-}
-
-static bool set_keys(ht_context *ctx, ht_config *config, const given *key, cli_error *error) {
-#define SET(type, name, fallback, least, most, help) \
-    if (key->name && !set_key(ctx, config, #name, key->name, error)) return false;
-    HT_CONFIG_MAP(SET)
-    return true;
-}
-
-/* "; did you mean local?", of the names that number i of a list gives. */
-static const char *hint(char out[64], const char *text, const char *(*name)(const char *, int),
-                        const char *key) {
-    const char *names[64] = {0}, *best;
-    for (int i = 0; i < 63 && (names[i] = name(key, i)); i++) continue;
-    best = names[0] ? cli_nearest(text, names) : NULL;
-    out[0] = '\0';
-    if (best) snprintf(out, 64, "; did you mean %s?", best);
-    return out;
-}
-
-static const char *preset_name(const char *key, int index) {
-    (void)key;
-    return ht_config_preset_name(index);
-}
-
 /* Flags by themselves, before anything is made: a wrong one is wrong usage. */
 static bool check_flags(ht_context *ctx, const train_values *v, cli_error *error) {
-    ht_config config = HT_CONFIG_INIT;
-    char near[64], said[sizeof error->text];
-    if (ht_config_preset(ctx, &config, v->preset) != HT_OK)
+    ht_config *config;
+    const char *names[64] = {0};
+    char near[64];
+    for (int i = 0; i < 63 && (names[i] = ht_config_preset_name(i)); i++) continue;
+    if (ht_config_create(&config, ctx, v->preset) != HT_OK)
         return cli_fail(error, "--preset: %s%s", ht_context_error(ctx),
-                        hint(near, v->preset, preset_name, NULL));
-#define TRY_KEY(type, name, fallback, least, most, help)                    \
-    if (v->key.name && !set_key(ctx, &config, #name, v->key.name, error)) { \
-        memcpy(said, error->text, sizeof said);                             \
-        return cli_fail(error, "%.400s%s", said,                            \
-                        hint(near, v->key.name, ht_config_choice, #name));  \
-    }
-    HT_CONFIG_MAP(TRY_KEY)
-    return true;
+                        v->preset ? given_hint(near, v->preset, names) : "");
+    bool good = given_set(ctx, config, &v->key, error);
+    ht_config_destroy(config);
+    return good;
 }
 
 static bool read_config(ht_context *ctx, ht_config *config, const char *path, cli_error *error) {
     char *text = run_read_text(path, error);
     if (!text) return false;
-    ht_status status = ht_config_read_json(ctx, config, text);
+    ht_status status = ht_config_read_json(config, text);
     free(text);
     return status == HT_OK || cli_fail(error, "%s: %s", path, ht_context_error(ctx));
 }
 
-static bool make_config(ht_context *ctx, ht_config *config, const train_values *v,
-                        cli_error *error) {
+static bool make_config(ht_context *ctx, ht_config **out, const train_values *v, cli_error *error) {
     const char *preset = v->preset ? v->preset : v->data ? "small" : "small-listops";
-    if (ht_config_preset(ctx, config, v->resume ? NULL : preset) != HT_OK)
+    if (ht_config_create(out, ctx, v->resume ? NULL : preset) != HT_OK)
         return cli_fail(error, "--preset: %s", ht_context_error(ctx));
     if (v->resume) {
         char path[4096];
-        if (!run_path(path, v->run, "config.json", error) || !read_config(ctx, config, path, error))
+        if (!run_path(path, v->run, "config.json", error) || !read_config(ctx, *out, path, error))
             return false;
     }
-    if (v->config && !read_config(ctx, config, v->config, error)) return false;
-    if (!set_keys(ctx, config, &v->key, error)) return false;
-    return ht_config_check(ctx, config) == HT_OK || cli_fail(error, "%s", ht_context_error(ctx));
+    if (v->config && !read_config(ctx, *out, v->config, error)) return false;
+    if (!given_set(ctx, *out, &v->key, error)) return false;
+    return ht_config_check(*out) == HT_OK || cli_fail(error, "%s", ht_context_error(ctx));
 }
 
 /* ---- where the data is; kept in run.json for --resume ---- */
@@ -294,7 +227,7 @@ static bool make_folder(int *lock, const train_values *v, cli_error *error) {
 static bool write_folder(ht_context *ctx, const ht_config *config, const places *p, const char *run,
                          cli_error *error) {
     char text[8192], path[4096];
-    if (ht_config_write_json(ctx, config, text, sizeof text, NULL) != HT_OK)
+    if (ht_config_write_json(config, text, sizeof text, NULL) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(ctx));
     return run_path(path, run, "config.json", error) && write_places(p, run, error) &&
            run_write_text(path, text, error);
@@ -339,7 +272,7 @@ static bool open_part(ht_data **out, ht_context *ctx, const ht_config *config, c
 /* ---- the run ---- */
 
 typedef struct run_parts {
-    ht_config config;
+    ht_config *config;
     places where;
     ht_context *ctx;
     ht_data *train, *valid;
@@ -353,13 +286,14 @@ static bool use_tokenizer(run_parts *p, const train_values *v, cli_error *error)
     char path[4096];
     if (!run_path(path, v->run, "tokens.model", error)) return false;
     if (!v->tokenizer && access(path, R_OK) != 0) return true;
-    if (p->config.task != HT_TASK_LANGUAGE)
+    if (!setting_is(p->config, "task", "language"))
         return cli_fail(error, "--tokenizer is for language models, got task %s",
-                        ht_config_choice("task", (int)p->config.task));
+                        setting_word(p->config, "task"));
     if (ht_tokenizer_open(&p->tokenizer, p->ctx, v->tokenizer ? v->tokenizer : path) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));
-    if (!v->key.vocab) p->config.vocab = ht_tokenizer_vocab(p->tokenizer);
-    return true;
+    int64_t vocab = ht_tokenizer_vocab(p->tokenizer);
+    return given_for(&v->key, "vocab") || ht_config_set_int(p->config, "vocab", vocab) == HT_OK ||
+           cli_fail(error, "%s", ht_context_error(p->ctx));
 }
 
 /* Weights of another run; a run that goes on has its own. */
@@ -398,12 +332,13 @@ static bool keep_tokenizer(const train_values *v, cli_error *error) {
 
 /* Both parts; the labels of the first are those of the second and of the model. */
 static bool open_data(run_parts *p, cli_error *error) {
-    if (!open_part(&p->train, p->ctx, &p->config, &p->where, HT_PART_TRAIN, p->tokenizer, NULL,
+    if (!open_part(&p->train, p->ctx, p->config, &p->where, HT_PART_TRAIN, p->tokenizer, NULL,
                    error))
         return false;
     const ht_labels *labels = ht_data_labels(p->train);
-    if (labels) p->config.classes = ht_labels_count(labels);
-    return open_part(&p->valid, p->ctx, &p->config, &p->where, HT_PART_VALID, p->tokenizer, labels,
+    if (labels && ht_config_set_int(p->config, "classes", ht_labels_count(labels)) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(p->ctx));
+    return open_part(&p->valid, p->ctx, p->config, &p->where, HT_PART_VALID, p->tokenizer, labels,
                      error);
 }
 
@@ -412,21 +347,20 @@ static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
     if (!make_folder(&p->lock, v, error) || !make_places(&p->where, v, error) ||
         !make_config(p->ctx, &p->config, v, error))
         return false;
-    if (!p->where.data[0] && p->config.format != HT_FORMAT_LISTOPS &&
-        p->config.format != HT_FORMAT_PATHFINDER)
+    if (!p->where.data[0] && !setting_makes_items(p->config))
         return cli_fail(error, "--data is missing: the settings ask for format %s",
-                        ht_config_choice("format", (int)p->config.format));
+                        setting_word(p->config, "format"));
     if (strcmp(p->where.data, "-") == 0 && !keep_stdin(p->where.data, v->run, error)) return false;
     if (!use_tokenizer(p, v, error)) return false;
     if (!open_data(p, error)) return false;
-    desc.config = &p->config;
-    if (ht_model_create(&p->model, p->ctx, &p->config) != HT_OK)
+    desc.config = p->config;
+    if (ht_model_create(&p->model, p->ctx, p->config) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));
     if (!use_weights(p, v, error)) return false;
     if (ht_trainer_create(&p->trainer, p->model, &desc) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));
     return go_on(p, v, error) && keep_tokenizer(v, error) &&
-           write_folder(p->ctx, &p->config, &p->where, v->run, error);
+           write_folder(p->ctx, p->config, &p->where, v->run, error);
 }
 
 static int tell(void *user, const ht_event *event) {
@@ -437,7 +371,7 @@ static int tell(void *user, const ht_event *event) {
 static bool train(run_parts *p, const train_values *v, cli_error *error) {
     progress show;
     ht_train_desc desc = HT_TRAIN_DESC_INIT;
-    progress_begin(&show, p->ctx, p->model, &p->config, v->quiet);
+    progress_begin(&show, p->ctx, p->model, p->config, v->quiet);
     if (!v->quiet) progress_header(p->model, p->trainer, p->train, p->valid);
     desc.folder = v->run;
     desc.train = p->train;
@@ -453,13 +387,13 @@ static bool train(run_parts *p, const train_values *v, cli_error *error) {
                (long long)ht_trainer_steps(p->trainer), v->run);
     else if (show.last < 0 && !v->quiet) /* no step was shown: there was none left */
         printf("nothing to do: the run is at step %lld of %lld; --steps N goes further\n",
-               (long long)ht_trainer_steps(p->trainer), (long long)p->config.steps);
+               (long long)ht_trainer_steps(p->trainer), (long long)setting_int(p->config, "steps"));
     return true;
 }
 
 static int run(const void *values) {
     const train_values *v = values;
-    run_parts p = {.config = HT_CONFIG_INIT, .lock = -1};
+    run_parts p = {.lock = -1};
     cli_error error = {""};
     int code = CLI_FAILED;
     signal(SIGPIPE, SIG_IGN); /* a run whose reader is gone still goes on and saves */
@@ -474,6 +408,7 @@ static int run(const void *values) {
     ht_data_close(p.train);
     ht_data_close(p.valid);
     ht_tokenizer_close(p.tokenizer);
+    ht_config_destroy(p.config);
     ht_context_destroy(p.ctx);
     if (p.lock >= 0) close(p.lock);
     return code;

@@ -19,6 +19,7 @@
 #define HTI_LAST_ht_attention_need saved
 #define HTI_LAST_ht_attention_args out
 #define HTI_LAST_ht_attention_grads dv
+#define HTI_LAST_ht_key_info owner
 #define HTI_LAST_ht_batch targets
 #define HTI_LAST_ht_data_desc path
 #define HTI_LAST_ht_data_info items

@@ -20,7 +20,7 @@ static const int32_t *labels_of(const ht_data *d) {
 static const int32_t *papers_of(const ht_data *d) {
     return (const int32_t *)(const void *)d->papers.data;
 }
-static int per_item(const ht_data *d) { return d->config.task == HT_TASK_PAIRS ? 2 : 1; }
+static int per_item(const ht_data *d) { return d->config.task == HTI_TASK_PAIRS ? 2 : 1; }
 
 /* ---- filling ---- */
 
@@ -65,13 +65,13 @@ static ht_status fill(ht_data *d, const ht_data_desc *desc) {
     d->tokens.ctx = d->starts.ctx = d->labels.ctx = d->ctx;
     d->papers.ctx = d->names.ctx = d->ctx;
     TRY(hti_buffer_add(&d->starts, &zero, sizeof zero));
-    if (c->format == HT_FORMAT_TEXT)
+    if (c->format == HTI_FORMAT_TEXT)
         TRY(hti_text_read(d, desc));
-    else if (c->format == HT_FORMAT_PATHFINDER && !desc->path)
+    else if (c->format == HTI_FORMAT_PATHFINDER && !desc->path)
         TRY(hti_images_make(d, desc));
-    else if (c->format == HT_FORMAT_IMAGES || c->format == HT_FORMAT_PATHFINDER)
+    else if (c->format == HTI_FORMAT_IMAGES || c->format == HTI_FORMAT_PATHFINDER)
         TRY(hti_images_read(d, desc));
-    else if (c->format == HT_FORMAT_LISTOPS && !desc->path)
+    else if (c->format == HTI_FORMAT_LISTOPS && !desc->path)
         TRY(hti_listops_make(d, desc));
     else
         TRY(hti_labelled_read(d, desc));
@@ -88,7 +88,7 @@ static ht_status fill(ht_data *d, const ht_data_desc *desc) {
 static ht_status allocate(ht_data *d) {
     size_t sequences = (size_t)(d->config.batch * per_item(d)),
            tokens = sequences * (size_t)d->config.length;
-    if (d->config.task == HT_TASK_LANGUAGE) sequences = tokens; /* windows may be split anywhere */
+    if (d->config.task == HTI_TASK_LANGUAGE) sequences = tokens; /* windows may be split anywhere */
     d->order = hti_host_alloc(d->ctx, sizeof *d->order * (size_t)d->items);
     d->batch_tokens = hti_host_alloc(d->ctx, sizeof *d->batch_tokens * tokens);
     d->batch_targets = hti_host_alloc(d->ctx, sizeof *d->batch_targets * tokens);
@@ -168,7 +168,7 @@ ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
     ht_data_info info = {.items = d->items, .longest = d->longest, .cut = d->cut};
     info.tokens = (int64_t)(d->tokens.used / (d->narrow ? 1 : sizeof(uint16_t)));
     info.documents = d->documents;
-    if (d->config.task == HT_TASK_LANGUAGE) info.tokens = text_tokens(d);
+    if (d->config.task == HTI_TASK_LANGUAGE) info.tokens = text_tokens(d);
     if (!hti_config_by_token(&d->config)) TRY(count_labels(d, &info));
     HTI_GIVE(ht_data_info, out, &info);
     return HT_OK;
@@ -224,7 +224,7 @@ static void guess_next(ht_data *d, int64_t at, int64_t n) {
 /* Item `item` as number `slot` of the batch; draw: which drawing of the run this is. */
 static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw) {
     int width = per_item(d);
-    if (d->config.task == HT_TASK_LANGUAGE) {
+    if (d->config.task == HTI_TASK_LANGUAGE) {
         hti_text_put(d, item);
         return;
     }
@@ -235,16 +235,17 @@ static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw) {
         d->batch_starts[slot * width + i + 1] = (int32_t)(at + n);
         if (hti_config_hides(&d->config))
             hide(d, draw, at, n);
-        else if (d->config.task == HT_TASK_DENOISE)
+        else if (d->config.task == HTI_TASK_DENOISE)
             guess_next(d, at, n);
     }
-    if (d->config.task != HT_TASK_DENOISE) d->batch_targets[slot] = labels_of(d)[item];
+    if (d->config.task != HTI_TASK_DENOISE) d->batch_targets[slot] = labels_of(d)[item];
 }
 
 static void finish(ht_data *d, ht_batch *out, int64_t items) {
     ht_batch batch = {
         .tokens = d->batch_tokens, .cu_seqlens = d->batch_starts, .targets = d->batch_targets};
-    batch.sequences = d->config.task == HT_TASK_LANGUAGE ? d->batch_sequences : items * per_item(d);
+    batch.sequences =
+        d->config.task == HTI_TASK_LANGUAGE ? d->batch_sequences : items * per_item(d);
     HTI_GIVE(ht_batch, out, &batch);
 }
 
@@ -309,9 +310,9 @@ ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *t
                          int32_t *tokens, int64_t room, int64_t *count) {
     CHECK(ctx, config && text && count && (tokens || room == 0), HT_INVALID,
           "ht_data_encode: NULL pointer");
-    CHECK(ctx, config->format != HT_FORMAT_IMAGES && config->format != HT_FORMAT_PATHFINDER,
+    CHECK(ctx, config->format != HTI_FORMAT_IMAGES && config->format != HTI_FORMAT_PATHFINDER,
           HT_UNSUPPORTED, "the data of this model are images, not text");
-    if (config->format != HT_FORMAT_LISTOPS) {
+    if (config->format != HTI_FORMAT_LISTOPS) {
         for (size_t i = 0; i < bytes && (int64_t)i < room; i++)
             tokens[i] = (unsigned char)text[i] + 1;
         *count = (int64_t)bytes;

@@ -8,7 +8,7 @@
 
 #include "common/buffer.h"
 #include "common/names.h"
-#include "model/config.h"
+#include "config/config.h"
 
 /* The tokens of a text (store.c), in memory or in a file. */
 typedef struct hti_tokens {

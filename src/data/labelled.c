@@ -42,8 +42,8 @@ static ht_status add_expression(ht_data *d, const char *text, size_t bytes) {
 
 static ht_status add_text(ht_data *d, hti_cell text) {
     CHECK(d->ctx, text.bytes > 0, HT_FORMAT, "the text is empty");
-    return d->config.format == HT_FORMAT_LISTOPS ? add_expression(d, text.at, text.bytes)
-                                                 : hti_data_add_bytes(d, text.at, text.bytes);
+    return d->config.format == HTI_FORMAT_LISTOPS ? add_expression(d, text.at, text.bytes)
+                                                  : hti_data_add_bytes(d, text.at, text.bytes);
 }
 
 /* Which papers of this reading an item has; a new one (five columns) is added. */
@@ -175,11 +175,11 @@ static ht_status read_papers(void *user, const char *name, const char *bytes, si
 /* Labels that are known before: those of a model or of other data; expressions have numbers. */
 static ht_status fix_labels(filler *f) {
     ht_data *d = f->data;
-    if (d->config.task == HT_TASK_DENOISE) return HT_OK;
+    if (d->config.task == HTI_TASK_DENOISE) return HT_OK;
     if (f->desc->labels) {
         TRY(hti_names_copy(&d->names, f->desc->labels));
         d->config.classes = d->names.count;
-    } else if (d->config.format == HT_FORMAT_LISTOPS)
+    } else if (d->config.format == HTI_FORMAT_LISTOPS)
         TRY(hti_names_count(&d->names, d->config.classes));
     f->fixed = d->names.count ? &d->names : NULL;
     return HT_OK;
@@ -190,8 +190,8 @@ static ht_status read_rows(filler *f) {
     ht_rows_desc rows = HT_ROWS_DESC_INIT;
     if (f->desc->rows) TRY(HTI_TAKE(d->ctx, ht_rows_desc, &rows, f->desc->rows));
     rows.path = f->desc->path;
-    rows.texts = d->config.task == HT_TASK_PAIRS ? 2 : 1;
-    rows.unlabelled = d->config.task == HT_TASK_DENOISE;
+    rows.texts = d->config.task == HTI_TASK_PAIRS ? 2 : 1;
+    rows.unlabelled = d->config.task == HTI_TASK_DENOISE;
     if (rows.most == 0 && d->config.length > 1 << 21) rows.most = 8 * (size_t)d->config.length;
     TRY(hti_rows_read(d->ctx, &rows, f->fixed, &d->rows, add_row, f));
     if (rows.unlabelled || f->fixed) return HT_OK;
@@ -202,10 +202,10 @@ static ht_status read_rows(filler *f) {
 ht_status hti_labelled_read(ht_data *d, const ht_data_desc *desc) {
     filler f = {.data = d, .desc = desc, .seen = {.ctx = d->ctx}};
     CHECK(d->ctx, desc->path, HT_INVALID, "labelled texts need a path");
-    CHECK(d->ctx, d->config.task != HT_TASK_LANGUAGE, HT_INVALID,
+    CHECK(d->ctx, d->config.task != HTI_TASK_LANGUAGE, HT_INVALID,
           "a language model learns from text, not from labelled rows");
-    CHECK(d->ctx, !desc->papers || d->config.task == HT_TASK_PAIRS, HT_INVALID,
-          "papers are for pairs, got task %s", ht_config_choice("task", (int)d->config.task));
+    CHECK(d->ctx, !desc->papers || d->config.task == HTI_TASK_PAIRS, HT_INVALID,
+          "papers are for pairs, got task %s", hti_config_choice("task", (int)d->config.task));
     hti_papers_begin(&f.papers, d->ctx);
     ht_status status = fix_labels(&f);
     if (status == HT_OK && desc->papers)

@@ -111,22 +111,22 @@ static int is_title(const char *line, size_t count) {
  */
 static ht_status take_line(reader *r, char *line, size_t count, int first, int last) {
     int64_t kind = r->d->config.documents;
-    if (kind == HT_DOCUMENTS_LINES) {
+    if (kind == HTI_DOCUMENTS_LINES) {
         size_t n = count;
         if (last && n > 0 && line[n - 1] == '\n') n--;
         if (last && n > 0 && line[n - 1] == '\r') n--;
         TRY(add_text(r, line, n));
         return last ? end_document(r) : HT_OK;
     }
-    if (kind == HT_DOCUMENTS_FASTA) {
+    if (kind == HTI_DOCUMENTS_FASTA) {
         if (first && count > 0 && (line[0] == '>' || line[0] == ';')) return end_document(r);
         return add_bases(r, line, count);
     }
-    if (kind == HT_DOCUMENTS_ARTICLES && first) {
+    if (kind == HTI_DOCUMENTS_ARTICLES && first) {
         if (begins(line, count, "<doc ") || begins(line, count, "</doc>")) return end_document(r);
         if (!r->open && (count == 0 || isspace((unsigned char)line[0]))) return HT_OK;
     }
-    if (kind == HT_DOCUMENTS_WIKITEXT && first && is_title(line, count)) TRY(end_document(r));
+    if (kind == HTI_DOCUMENTS_WIKITEXT && first && is_title(line, count)) TRY(end_document(r));
     return add_text(r, line, count);
 }
 
@@ -160,7 +160,7 @@ static ht_status take_piece(void *user, const char *name, const char *bytes, siz
     if (end == HTI_EMPTY) return HT_OK;
     if (!r->in_file) TRY(hti_stream_foreign(r->d->ctx, name, bytes, count));
     r->in_file = !end;
-    if (r->d->config.documents != HT_DOCUMENTS_FILE) return split_lines(r, bytes, count, end);
+    if (r->d->config.documents != HTI_DOCUMENTS_FILE) return split_lines(r, bytes, count, end);
     TRY(add_text(r, bytes, count));
     return end ? end_document(r) : HT_OK;
 }
@@ -178,7 +178,7 @@ static ht_status read_all(reader *r) {
     TRY(hti_stream_read(r->d->ctx, r->desc->path, take_piece, r));
     /* the end of the last document is asked for, too */
     uint16_t end = 0;
-    if (r->d->config.documents != HT_DOCUMENTS_FILE && t->count > 0)
+    if (r->d->config.documents != HTI_DOCUMENTS_FILE && t->count > 0)
         TRY(hti_tokens_add(t, &end, 1));
     return hti_tokens_finish(t);
 }
@@ -220,7 +220,7 @@ static ht_status check(const ht_data *d, const ht_data_desc *desc) {
     const ht_config *c = &d->config;
     int64_t vocab = desc->tokenizer ? ht_tokenizer_vocab(desc->tokenizer) : 257;
     CHECK(d->ctx, desc->path, HT_INVALID, "data from a text needs a path");
-    CHECK(d->ctx, c->task == HT_TASK_LANGUAGE, HT_INVALID,
+    CHECK(d->ctx, c->task == HTI_TASK_LANGUAGE, HT_INVALID,
           "plain text has no labels: it is for language models (task language)");
     CHECK(d->ctx, c->vocab >= vocab, HT_INVALID, "%s need a vocab of %lld, got %lld",
           desc->tokenizer ? "the tokens" : "bytes", (long long)vocab, (long long)c->vocab);

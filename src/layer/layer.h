@@ -9,8 +9,8 @@
 #ifndef HTI_LAYER_H
 #define HTI_LAYER_H
 
+#include "config/config.h"
 #include "core/arena.h"
-#include "htransformer_models.h"
 #include "model_op.h"
 
 /* A layer's parameters: X(field, name, rows, columns, init, matrix, when); rows 0 makes a vector.

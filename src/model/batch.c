@@ -31,7 +31,9 @@ ht_status hti_batch_check_tokens(const hti_net *n, const ht_batch *b) {
               (long long)c->vocab - 1, (int)b->tokens[i]);
     if (!b->targets) return HT_OK;
     int by_token = hti_config_by_token(c);
-    int64_t targets = by_token ? total : c->task == HT_TASK_PAIRS ? b->sequences / 2 : b->sequences;
+    int64_t targets = by_token                    ? total
+                      : c->task == HTI_TASK_PAIRS ? b->sequences / 2
+                                                  : b->sequences;
     int64_t most = by_token ? c->vocab : c->classes;
     good = all_within(b->targets, targets, -1, most);
     for (int64_t i = 0; i < targets && !good; i++)
@@ -53,7 +55,7 @@ ht_status hti_batch_check(const hti_net *n, const ht_batch *b) {
     CHECK(n->ctx, b->sequences >= 1 && b->sequences <= n->max_sequences, HT_INVALID,
           "a batch must have 1 to %lld sequences, got %lld", (long long)n->max_sequences,
           (long long)b->sequences);
-    CHECK(n->ctx, c->task != HT_TASK_PAIRS || b->sequences % 2 == 0, HT_INVALID,
+    CHECK(n->ctx, c->task != HTI_TASK_PAIRS || b->sequences % 2 == 0, HT_INVALID,
           "a batch of pairs must have an even number of sequences, got %lld",
           (long long)b->sequences);
     CHECK(n->ctx, b->tokens && b->cu_seqlens, HT_INVALID,
@@ -185,7 +187,7 @@ void hti_batch_stage(hti_net *n, const ht_batch *b) {
         if (used > longest) longest = used;
         n->cu_host[i + 1] = (int32_t)at;
     }
-    int64_t per_item = c->task == HT_TASK_PAIRS ? 2 : 1, items = sequences / per_item;
+    int64_t per_item = c->task == HTI_TASK_PAIRS ? 2 : 1, items = sequences / per_item;
     n->batch_items = b->sequences / per_item;
     n->batch_tokens = b->cu_seqlens[b->sequences];
     n->target_rows = hti_config_by_token(c) ? at * c->merge : items;

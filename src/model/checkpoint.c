@@ -77,7 +77,7 @@ static ht_status write_header(hti_writer *w, const ht_model *m, const char *note
     char config[8192], *labels = NULL;
     const char *meta[9] = {"format", "pt", CONFIG_KEY, config};
     int used = 4;
-    TRY(ht_config_write_json(m->ctx, &m->config, config, sizeof config, NULL));
+    TRY(ht_config_write_json(&m->config, config, sizeof config, NULL));
     if (note) meta[used++] = NOTE_KEY, meta[used++] = note;
     if (m->named) {
         labels = labels_json(&m->labels);
@@ -155,7 +155,8 @@ ht_status hti_checkpoint_config(ht_config *out, const hti_reader *r) {
     CHECK(r->ctx, json, HT_FORMAT,
           "%s is a safetensors file, but holds no model of ours: its metadata has no '%s'", r->path,
           CONFIG_KEY);
-    ht_status status = hti_config_parse(r->ctx, out, json);
+    hti_config_defaults(out, r->ctx);
+    ht_status status = ht_config_read_json(out, json);
     if (status == HT_OK) status = hti_config_resolve(r->ctx, out);
     if (status == HT_OK) return HT_OK;
     char why[256];

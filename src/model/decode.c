@@ -31,7 +31,7 @@ static void device_layout(ht_generator *g, hti_arena *a) {
     g->fixed = g->fixed_wide = g->turn = NULL;
     if (g->fixed_rows) g->fixed = hti_take(a, g->fixed_rows * c->width, e);
     if (g->fixed_rows && e != wide) g->fixed_wide = hti_take(a, g->fixed_rows * c->width, wide);
-    if (c->rotary == HT_ROTARY_ALL) g->turn = hti_take(a, rows * HTI_HEAD_DIM, wide);
+    if (c->rotary == HTI_ROTARY_ALL) g->turn = hti_take(a, rows * HTI_HEAD_DIM, wide);
 }
 
 static void host_layout(ht_generator *g, hti_arena *a) {
@@ -151,9 +151,9 @@ ht_status ht_generator_create(ht_generator **out, ht_model *model, const ht_gene
     ht_context *ctx = model->ctx;
     ht_generator_desc own = HT_GENERATOR_DESC_INIT;
     if (desc) TRY(HTI_TAKE(ctx, ht_generator_desc, &own, desc));
-    CHECK(ctx, model->config.task == HT_TASK_LANGUAGE, HT_INVALID,
+    CHECK(ctx, model->config.task == HTI_TASK_LANGUAGE, HT_INVALID,
           "only a language model writes text; this one has task %s",
-          ht_config_choice("task", (int)model->config.task));
+          hti_config_choice("task", (int)model->config.task));
     int64_t slots = own.slots ? own.slots : 1;
     int64_t rows = own.rows ? own.rows : 256;
     CHECK(ctx, slots >= 1 && slots <= 1 << 20, HT_INVALID, "slots must be 1 to 1048576, got %lld",

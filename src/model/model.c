@@ -76,8 +76,7 @@ ht_status hti_model_make(ht_model **out, ht_context *ctx, const ht_config *confi
     CHECK(ctx, out, HT_INVALID, "ht_model_create: out is NULL");
     *out = NULL;
     CHECK(NULL, ctx, HT_INVALID, "ht_model_create: ctx is NULL");
-    CHECK(ctx, config && config->size >= sizeof *config, HT_INVALID,
-          "ht_config.size is too small; start from HT_CONFIG_INIT");
+    CHECK(ctx, config, HT_INVALID, "ht_model_create: config is NULL");
     ht_config c = *config;
     TRY(hti_config_resolve(ctx, &c));
     TRY(hti_models_open(ctx, (ht_dtype)c.dtype));
@@ -127,13 +126,7 @@ ht_status ht_model_set_labels(ht_model *m, const ht_labels *labels) {
     return HT_OK;
 }
 
-ht_status ht_model_get_config(const ht_model *m, ht_config *out) {
-    NEED(m);
-    CHECK(m->ctx, out && out->size >= sizeof *out, HT_INVALID,
-          "ht_config.size is too small; start from HT_CONFIG_INIT");
-    *out = m->config;
-    return HT_OK;
-}
+const ht_config *ht_model_config(const ht_model *m) { return m ? &m->config : NULL; }
 
 int64_t ht_model_parameters(const ht_model *m) { return m ? m->params.count : 0; }
 int64_t ht_model_tensors(const ht_model *m) { return m ? m->params.tensors : 0; }

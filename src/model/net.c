@@ -60,7 +60,7 @@ static void *features(const hti_net *n) { return n->matched ? n->matched : n->po
 static void *features_gradient(const hti_net *n) { return n->matched ? n->dmatched : n->dpooled; }
 
 static int head_layers(const ht_config *c) {
-    return !HTI_HEADED ? 0 : c->task == HT_TASK_PAIRS ? 2 : 1;
+    return !HTI_HEADED ? 0 : c->task == HTI_TASK_PAIRS ? 2 : 1;
 }
 
 /* Hidden layer i of the head; grads NULL in forward. Pooled rows of a pair lie side by side. */

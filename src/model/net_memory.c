@@ -91,7 +91,7 @@ static void batch_layout(hti_net *n, hti_arena *a) {
     n->fixed_positions = n->turn = NULL;
     if (c->sinusoidal)
         n->fixed_positions = hti_take(a, n->max_length * c->width, hti_bytes(n->model->dtype));
-    if (c->rotary == HT_ROTARY_ALL) n->turn = hti_take(a, n->max_length * HTI_HEAD_DIM, wide);
+    if (c->rotary == HTI_ROTARY_ALL) n->turn = hti_take(a, n->max_length * HTI_HEAD_DIM, wide);
 }
 
 static void host_layout(hti_net *n, hti_arena *a) {
@@ -191,7 +191,7 @@ void hti_model_attention(ht_attention_desc *out, const ht_model *m) {
     out->kv_heads = c->kv_heads;
     out->head_dim = HTI_HEAD_DIM;
     out->block = c->block;
-    out->rotary_theta = c->rotary == HT_ROTARY_LEVEL0 ? c->rotary_theta : 0;
+    out->rotary_theta = c->rotary == HTI_ROTARY_LEVEL0 ? c->rotary_theta : 0;
 }
 
 static ht_status make_plans(hti_net *n) {
@@ -272,7 +272,7 @@ ht_status hti_net_create(hti_net *n, ht_model *model, const ht_config *config, v
     merge(&n->config, &model->config, config);
     n->c = &n->config;
     n->fixes = n->c->pad || (hti_models(n->ctx)->fixed_shapes && !hti_config_splits(n->c));
-    n->first = !hti_config_by_token(n->c) && n->c->pool <= HT_POOL_FIRST;
+    n->first = !hti_config_by_token(n->c) && n->c->pool <= HTI_POOLED_FIRST;
     n->items = n->c->batch;
     n->max_length = hti_config_rows(n->c);
     n->max_sequences = hti_config_sequences(n->c);

@@ -29,7 +29,7 @@ static void add(maker *m, int64_t *at, const char *prefix, const char *name, int
         t->shape[0] = rows ? rows : columns;
         t->shape[1] = rows ? columns : 1;
         t->init = init;
-        t->decays = m->config->decay == HT_DECAY_ALL || matrix;
+        t->decays = m->config->decay == HTI_DECAY_ALL || matrix;
         t->of_layer = matrix && *prefix;
         if (!hti_mul(&t->count, t->shape[0], t->shape[1]) || t->count > INT64_MAX / 4096)
             m->failed = 1;

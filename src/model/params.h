@@ -10,18 +10,18 @@
 #define HTI_PARAMS_H
 
 #include "layer/layer.h"
-#include "model/config.h"
+#include "config/config.h"
 
-#define HTI_FEATURES ((c->task == HT_TASK_PAIRS ? c->pair_features : 1) * c->width)
+#define HTI_FEATURES ((c->task == HTI_TASK_PAIRS ? c->pair_features : 1) * c->width)
 #define HTI_COLUMNS (hti_config_columns(c))
 #define HTI_BY_TOKEN (hti_config_by_token(c))
 #define HTI_HEADED (!HTI_BY_TOKEN && c->head_hidden > 0)
 /* what the last layer reads and how many logits it gives */
-#define HTI_LAST                                     \
-    (HTI_BY_TOKEN               ? HTI_COLUMNS        \
-     : !HTI_HEADED              ? HTI_FEATURES       \
-     : c->task == HT_TASK_PAIRS ? c->head_hidden / 2 \
-                                : c->head_hidden)
+#define HTI_LAST                                      \
+    (HTI_BY_TOKEN                ? HTI_COLUMNS        \
+     : !HTI_HEADED               ? HTI_FEATURES       \
+     : c->task == HTI_TASK_PAIRS ? c->head_hidden / 2 \
+                                 : c->head_hidden)
 #define HTI_LOGITS (HTI_BY_TOKEN ? c->vocab : c->classes)
 
 #define HTI_MODEL_PARAMS(X)                                                                     \
@@ -34,9 +34,9 @@
     X(head0, "head.0.weight", c->head_hidden, HTI_FEATURES, LECUN, 1, HTI_HEADED)               \
     X(head0_bias, "head.0.bias", 0, c->head_hidden, ZERO, 0, HTI_HEADED)                        \
     X(head1, "head.1.weight", c->head_hidden / 2, c->head_hidden, LECUN, 1,                     \
-      HTI_HEADED && c->task == HT_TASK_PAIRS)                                                   \
+      HTI_HEADED && c->task == HTI_TASK_PAIRS)                                                  \
     X(head1_bias, "head.1.bias", 0, c->head_hidden / 2, ZERO, 0,                                \
-      HTI_HEADED && c->task == HT_TASK_PAIRS)                                                   \
+      HTI_HEADED && c->task == HTI_TASK_PAIRS)                                                  \
     X(output, "output.weight", HTI_LOGITS, HTI_LAST, OUTPUT, 1, !c->tied)                       \
     X(output_bias, "output.bias", 0, HTI_LOGITS, ZERO, 0, !HTI_BY_TOKEN)
 

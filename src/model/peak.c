@@ -20,7 +20,7 @@ double ht_model_flops(const ht_model *m) {
     double weights = (double)c->layers * (qkv + rest);
     if (HTI_BY_TOKEN)
         weights += (double)c->vocab * (double)c->width;
-    else if (c->pool <= HT_POOL_FIRST)
+    else if (c->pool <= HTI_POOLED_FIRST)
         weights -= rest;
     /* two operations each in forward, four in backward */
     return 6 * weights / (double)c->merge;

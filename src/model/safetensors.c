@@ -11,7 +11,7 @@
 
 #include "core/bf16.h"
 #include "core/crc.h"
-#include "model/config.h"
+#include "config/config.h"
 
 #define HEADER_MOST ((uint64_t)100 << 20) /* as the reference implementation */
 #define META_KEY "__metadata__"

@@ -29,7 +29,7 @@ ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *
              "\"optimizer\":\"%s\"}",
              (long long)t->step, (long long)t->applied, (long long)t->micro,
              (long long)(data ? ht_data_position(data) : 0), best,
-             ht_config_choice("optimizer", (int)t->config.optimizer));
+             hti_config_choice("optimizer", (int)t->config.optimizer));
     hti_part parts[PARTS];
     parts_of(parts, t);
     return hti_checkpoint_save(t->model, parts, PARTS, note, path);
@@ -110,7 +110,7 @@ static ht_status examine(note *out, const ht_trainer *t, const hti_part *parts,
     TRY(take_labels(t, r, 0));
     TRY(read_note(out, r));
     /* second moments that one of them leaves at zero would make steps of the other without end */
-    const char *here = ht_config_choice("optimizer", (int)t->config.optimizer);
+    const char *here = hti_config_choice("optimizer", (int)t->config.optimizer);
     CHECK(r->ctx, strcmp(here, out->optimizer) == 0, HT_INVALID,
           "%s was trained by %s and cannot go on with %s; start with its weights instead", r->path,
           out->optimizer, here);

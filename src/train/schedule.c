@@ -10,15 +10,15 @@ double hti_rate(const ht_config *c, int64_t s) {
     double rise = c->warmup > 0 && at < warm ? at / warm : 1;
     double past = at > warm ? at - warm : 0, left = total > warm ? total - warm : 1;
     switch (c->schedule) {
-    case HT_SCHEDULE_RSQRT: {
+    case HTI_SCHEDULE_RSQRT: {
         double most = at > warm ? at : warm;
         return c->rate * rise / sqrt(most > 1 ? most : 1);
     }
-    case HT_SCHEDULE_COSINE: {
+    case HTI_SCHEDULE_COSINE: {
         double share = total > 0 ? past / total : 0;
         return c->rate * rise * 0.5 * (1 + cos(3.141592653589793 * (share - floor(share))));
     }
-    case HT_SCHEDULE_LINEAR: return c->rate * rise * (past < left ? 1 - past / left : 0);
+    case HTI_SCHEDULE_LINEAR: return c->rate * rise * (past < left ? 1 - past / left : 0);
     default: return c->rate * rise;
     }
 }

@@ -21,7 +21,7 @@ static ht_status allocate(ht_trainer *t) {
         TRY(t->ctx->ops->alloc(t->ctx, blocks[i], bytes));
         TRY(t->ctx->ops->fill(t->ctx, *blocks[i], 0, bytes));
     }
-    if (t->config.optimizer != HT_OPTIMIZER_MUON) return HT_OK;
+    if (t->config.optimizer != HTI_OPTIMIZER_MUON) return HT_OK;
     return t->ctx->ops->alloc(t->ctx, &t->muon, hti_muon_scratch(t));
 }
 
@@ -333,8 +333,8 @@ ht_status ht_trainer_predict(ht_trainer *t, const ht_batch *batch, float *out) {
     NEED(t);
     ht_batch own;
     CHECK(t->ctx, out, HT_INVALID, "ht_trainer_predict: out is NULL");
-    int language = t->config.task == HT_TASK_LANGUAGE;
-    CHECK(t->ctx, t->config.task != HT_TASK_DENOISE, HT_UNSUPPORTED,
+    int language = t->config.task == HTI_TASK_LANGUAGE;
+    CHECK(t->ctx, t->config.task != HTI_TASK_DENOISE, HT_UNSUPPORTED,
           "a model that denoises has no predictions to give; train a classifier from it");
     TRY(hti_trainer_load(t, &own, batch));
     TRY(send(t, 1, 0));
@@ -380,7 +380,7 @@ ht_status ht_trainer_logits(ht_trainer *t, const ht_batch *batch, double *out) {
     ht_batch own;
     CHECK(t->ctx, out, HT_INVALID, "ht_trainer_logits: out is NULL");
     CHECK(
-        t->ctx, t->config.task == HT_TASK_LANGUAGE, HT_INVALID,
+        t->ctx, t->config.task == HTI_TASK_LANGUAGE, HT_INVALID,
         "ht_trainer_logits is for language models; ht_trainer_predict gives those of classifiers");
     TRY(hti_trainer_load(t, &own, batch));
     TRY(send(t, 1, 0));

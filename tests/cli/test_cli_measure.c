@@ -49,7 +49,7 @@ static void near(double got, double want) { assert_true(fabs(got - want) < 1e-6)
 /* "ab c" and its end: 4 bytes, 2 words, 5 tokens, losses 1 ... 5. */
 static void by_hand(void **state) {
     static const float losses[] = {1, 2, 3, 4, 5};
-    measure m = {.tokenizer = bytes, .documents = HT_DOCUMENTS_ARTICLES};
+    measure m = {.tokenizer = bytes, .documents = "articles"};
     (void)state;
     add(&m, "|ab c|", losses);
     near(measure_loss(&m, &m.tokens), 3);
@@ -61,10 +61,10 @@ static void by_hand(void **state) {
     near(m.place_loss[2], 7), near(m.place_loss[3], 5);
     near(m.place_count[2], 2);
     /* of lines the end is a word; of WikiText the end of a line is */
-    measure lines = {.tokenizer = bytes, .documents = HT_DOCUMENTS_LINES};
+    measure lines = {.tokenizer = bytes, .documents = "lines"};
     add(&lines, "|ab c|", losses);
     near(measure_loss(&lines, &lines.words), 15.0 / 3);
-    measure wiki = {.tokenizer = bytes, .documents = HT_DOCUMENTS_WIKITEXT};
+    measure wiki = {.tokenizer = bytes, .documents = "wikitext"};
     add(&wiki, "| a \n|", losses);
     near(measure_loss(&wiki, &wiki.words), 15.0 / 2);
 }
@@ -73,7 +73,7 @@ static void by_hand(void **state) {
  * 2 - 14/3 and 12 - 28/3, so the error is sqrt(2 * 2 * (8/3)^2) / 6. */
 static void errors(void **state) {
     static const float losses[] = {1, 1, 3, 3, 3, 3};
-    measure m = {.tokenizer = bytes, .documents = HT_DOCUMENTS_ARTICLES};
+    measure m = {.tokenizer = bytes, .documents = "articles"};
     (void)state;
     add(&m, "|a|bcd|", losses);
     near(m.sequences, 2);
@@ -84,7 +84,7 @@ static void errors(void **state) {
 /* A word that a window cuts is counted once, where it begins. */
 static void cut_words(void **state) {
     static const float losses[] = {1, 1, 1, 1, 1};
-    measure m = {.tokenizer = bytes, .documents = HT_DOCUMENTS_FILE};
+    measure m = {.tokenizer = bytes, .documents = "file"};
     (void)state;
     add(&m, "|wo", losses);
     add(&m, "ord x", losses);
@@ -95,8 +95,8 @@ static void cut_words(void **state) {
 /* A perplexity per word is told of words alone. */
 static void no_words(void **state) {
     static const float losses[63] = {1};
-    measure words = {.tokenizer = bytes, .documents = HT_DOCUMENTS_FILE}, bases = words,
-            none = words, fasta = {.tokenizer = bytes, .documents = HT_DOCUMENTS_FASTA};
+    measure words = {.tokenizer = bytes, .documents = "file"}, bases = words, none = words,
+            fasta = {.tokenizer = bytes, .documents = "fasta"};
     (void)state;
     add(&words, "|a plain text", losses);
     assert_true(measure_has_words(&words));

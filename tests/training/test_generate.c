@@ -55,11 +55,11 @@ enum { MODELS = sizeof models / sizeof *models };
 
 /* Weights of zero hide mistakes: everything gets some noise, the same in every precision. */
 static ht_model *make_model(ht_context *ctx, const char *json, ht_dtype dtype) {
-    ht_config config = training_config(ctx, json);
+    ht_config *config = training_config(json);
     ht_model *model;
     uint32_t state = 7;
-    config.dtype = dtype;
-    OK(ctx, ht_model_create(&model, ctx, &config));
+    training_set(config, "dtype", dtype);
+    OK(ctx, ht_model_create(&model, ctx, config));
     for (int64_t i = 0; i < ht_model_tensors(model); i++) {
         ht_tensor_info info = HT_TENSOR_INFO_INIT;
         OK(ctx, ht_model_tensor(model, i, &info));
@@ -454,8 +454,7 @@ static void damaged_states(void **state) {
     int32_t tokens[] = {1, 2, 3}, starts[] = {0, 3}, wild = 0x07000000, token;
     (void)state;
     ht_model *model = make_model(ref, models[0], HT_F32);
-    ht_config config = HT_CONFIG_INIT;
-    OK(ref, ht_model_get_config(model, &config));
+    const ht_config *config = ht_model_config(model);
     ht_generator *g = make_generator(ref, model, 2, 0);
     ht_batch b = batch_of(tokens, starts, 1);
     ht_sampling how = HT_SAMPLING_INIT;
@@ -467,7 +466,7 @@ static void damaged_states(void **state) {
         if (ht_generator_load(g, 1, s.path) != HT_FORMAT) fail_msg("bit %zu was taken", at);
         s.bytes[at] ^= (char)(1 << at % 8);
     }
-    without_sums(&s, config.layers);
+    without_sums(&s, training_int(config, "layers"));
     training_write(s.path, s.bytes, s.count);
     OK(ref, ht_generator_load(g, 1, s.path));
     how.repeat_penalty = 1.5;
@@ -495,9 +494,9 @@ static void faults(void **state) {
     desc.slots = -1;
     REFUSED(ref, ht_generator_create(&none, model, &desc), HT_INVALID, "slots must be 1");
     assert_null(none);
-    ht_config c = training_config(ref, "{\"width\":16,\"heads\":2,\"layers\":1}");
+    ht_config *c = training_config("{\"width\":16,\"heads\":2,\"layers\":1}");
     ht_model *classifier;
-    OK(ref, ht_model_create(&classifier, ref, &c));
+    OK(ref, ht_model_create(&classifier, ref, c));
     REFUSED(ref, ht_generator_create(&none, classifier, NULL), HT_INVALID, "has task classify");
     ht_model_destroy(classifier);
     REFUSED(ref, ht_generator_feed(g, NULL, &b, NULL, 0), HT_INVALID, "must be 0 to 40, got 41");
@@ -544,7 +543,7 @@ static void faults(void **state) {
 static void other_precisions(void **state) {
     char path[128], *bytes = malloc(1 << 20);
     ht_model *model = make_model(ref, models[0], HT_F32), *loaded;
-    ht_config config = HT_CONFIG_INIT;
+    const ht_config *config;
     (void)state;
     snprintf(path, sizeof path, "%s/model", training_folder);
     OK(ref, ht_model_save(model, path));
@@ -562,8 +561,8 @@ static void other_precisions(void **state) {
     assert_int_equal(fwrite(bytes, 1, n, f), n);
     fclose(f);
     OK(ref, ht_model_load(&loaded, ref, path));
-    OK(ref, ht_model_get_config(loaded, &config));
-    assert_int_equal(config.dtype, HT_F32);
+    config = ht_model_config(loaded);
+    assert_int_equal(training_int(config, "dtype"), HT_F32);
     ht_model_destroy(loaded);
     OK(ref, ht_model_export(model, path, HT_BF16));
     OK(ref, ht_model_load(&loaded, ref, path));
@@ -604,13 +603,13 @@ static void meter_release(void *user, void *block) {
 
 /* A model writes, is saved and loaded; returns the first status that is not HT_OK. */
 static ht_status whole_life(ht_context *ctx, const char *path) {
-    ht_config config = training_config(ref, models[4]);
+    ht_config *config = training_config(models[4]);
     ht_model *model = NULL;
     ht_generator *g = NULL;
     int32_t starts[] = {0, 40}, token;
     ht_batch b = batch_of(text, starts, 1);
     ht_sampling s = HT_SAMPLING_INIT;
-    ht_status status = ht_model_create(&model, ctx, &config);
+    ht_status status = ht_model_create(&model, ctx, config);
     if (status == HT_OK) status = ht_generator_create(&g, model, NULL);
     if (status == HT_OK) status = ht_generator_feed(g, NULL, &b, NULL, 0);
     if (status == HT_OK) status = ht_generator_sample(g, 0, &s, &token, NULL);

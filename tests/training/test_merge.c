@@ -31,17 +31,17 @@ static int close_device(void **state) {
 /* ---- models and their tensors ---- */
 
 typedef struct setup {
-    ht_config config;
+    ht_config *config;
     ht_model *model;
     ht_trainer *trainer;
 } setup;
 
 static setup make(const char *json) {
-    setup s = {.config = training_config(ctx, json)};
+    setup s = {.config = training_config(json)};
     char text[64];
     snprintf(text, sizeof text, "{\"dtype\":\"%s\"}", dtype);
-    OK(ctx, ht_config_read_json(ctx, &s.config, text));
-    OK(ctx, ht_model_create(&s.model, ctx, &s.config));
+    OK(NULL, ht_config_read_json(s.config, text));
+    OK(ctx, ht_model_create(&s.model, ctx, s.config));
     OK(ctx, ht_trainer_create(&s.trainer, s.model, NULL));
     return s;
 }
@@ -134,7 +134,7 @@ static void group(random_batch *out, const random_batch *in, int64_t merge) {
 
 /* All tensors but the embedding are alike; that of a group is its tokens' side by side. */
 static void copy_weights(const setup *to, const setup *from) {
-    int64_t merge = from->config.merge, columns = WIDTH / merge, count;
+    int64_t merge = training_int(from->config, "merge"), columns = WIDTH / merge, count;
     for (int64_t i = 0; i < ht_model_tensors(to->model); i++) {
         ht_tensor_info info = HT_TENSOR_INFO_INIT;
         OK(ctx, ht_model_tensor(to->model, i, &info));
@@ -158,10 +158,10 @@ static void make_both(setup *merged, setup *grouped, const char *kind) {
     char json[512];
     snprintf(json, sizeof json, "{" SMALL "\"vocab\":%d,%s}", VOCAB, kind);
     *merged = make(json);
-    int64_t merge = merged->config.merge;
+    int64_t merge = training_int(merged->config, "merge");
     snprintf(json, sizeof json, "{" SMALL "%s,\"merge\":1,\"vocab\":%lld,\"length\":%lld}", kind,
              (long long)power(VOCAB, merge),
-             (long long)((merged->config.length + merge - 1) / merge));
+             (long long)((training_int(merged->config, "length") + merge - 1) / merge));
     *grouped = make(json);
     shake(merged->model);
     copy_weights(grouped, merged);
@@ -178,7 +178,7 @@ static void same(const char *what, const double *got, const double *want, int64_
 
 /* A token's gradient is that of its part in every group that has it. */
 static void same_embedding(const setup *merged, const setup *grouped, int64_t rows) {
-    int64_t merge = merged->config.merge, columns = WIDTH / merge;
+    int64_t merge = training_int(merged->config, "merge"), columns = WIDTH / merge;
     double *got = tensor(merged, "embed.tokens.weight", 1);
     double *groups = tensor(grouped, "embed.tokens.weight", 1), want[VOCAB * WIDTH] = {0}, top = 0;
     for (int64_t k = 0; k < power(VOCAB, merge) * WIDTH; k++) {
@@ -197,8 +197,8 @@ static void compare(const setup *merged, const setup *grouped, const random_batc
     float a[64], b[64];
     double x[64], y[64];
     ht_report one = HT_REPORT_INIT, two = HT_REPORT_INIT;
-    int n = (int)(merged->config.batch * merged->config.classes);
-    group(&groups, batch, merged->config.merge);
+    int n = (int)(training_int(merged->config, "batch") * training_int(merged->config, "classes"));
+    group(&groups, batch, training_int(merged->config, "merge"));
     OK(ctx, ht_trainer_predict(merged->trainer, &batch->batch, a));
     OK(ctx, ht_trainer_predict(grouped->trainer, &groups.batch, b));
     for (int i = 0; i < n; i++) x[i] = a[i], y[i] = b[i];
@@ -228,8 +228,9 @@ static void groups(void **state) {
         setup merged, grouped;
         make_both(&merged, &grouped, kinds[k]);
         for (uint32_t turn = 0; turn < 6; turn++) {
-            training_batch(&batch, &merged.config, turn);
-            int64_t merge = merged.config.merge, most = merged.config.length / merge * merge;
+            training_batch(&batch, merged.config, turn);
+            int64_t merge = training_int(merged.config, "merge"),
+                    most = training_int(merged.config, "length") / merge * merge;
             for (int64_t i = 0; i < batch.batch.sequences && turn > 3; i++) {
                 int64_t length = turn == 4 ? merge * (5 + i) : most;
                 batch.cu_seqlens[i + 1] = batch.cu_seqlens[i] + (int32_t)length;
@@ -249,7 +250,7 @@ static void groups(void **state) {
  * side by side, and the row's position. Hidden tokens are the vector that stands for them. */
 static void row_by_hand(double *out, const setup *s, const random_batch *b, int64_t first,
                         int64_t end, int64_t row) {
-    int64_t merge = s->config.merge, columns = WIDTH / merge;
+    int64_t merge = training_int(s->config, "merge"), columns = WIDTH / merge;
     double *table = tensor(s, "embed.tokens.weight", 0), *hidden = tensor(s, "embed.cls", 0);
     double *position = tensor(s, "embed.positions.weight", 0), mean = 0, square = 0;
     for (int64_t c = 0; c < WIDTH; c++) {
@@ -261,12 +262,12 @@ static void row_by_hand(double *out, const setup *s, const random_batch *b, int6
     }
     for (int64_t c = 0; c < WIDTH; c++) square += (out[c] - mean) * (out[c] - mean) / WIDTH;
     for (int64_t c = 0; c < WIDTH; c++)
-        out[c] = (out[c] - mean) / sqrt(square + s->config.norm_epsilon);
+        out[c] = (out[c] - mean) / sqrt(square + training_real(s->config, "norm_epsilon"));
     free(table), free(hidden), free(position);
 }
 
 static double loss_by_hand(const setup *s, const random_batch *b) {
-    int64_t merge = s->config.merge, columns = WIDTH / merge, count = 0;
+    int64_t merge = training_int(s->config, "merge"), columns = WIDTH / merge, count = 0;
     double *w = tensor(s, "output.weight", 0), sum = 0;
     for (int64_t i = 0; i < b->batch.sequences; i++)
         for (int64_t first = b->cu_seqlens[i], t = first; t < b->cu_seqlens[i + 1]; t++) {
@@ -316,7 +317,7 @@ static void denoise(void **state) {
             ht_report r = HT_REPORT_INIT;
             shake(s.model);
             silence(s.model);
-            training_batch(&batch, &s.config, 5);
+            training_batch(&batch, s.config, 5);
             OK(ctx, ht_trainer_evaluate(s.trainer, &batch.batch, &r));
             double want = loss_by_hand(&s, &batch);
             /* norms of a dozen numbers, logits of a dozen products of at most 1 and 4 */
@@ -338,7 +339,7 @@ static void starts_from(void **state) {
     setup other = make(MERGED "2}"), none = make(MERGED "1}");
     int64_t taken = 0;
     ht_model *loaded;
-    ht_config config = HT_CONFIG_INIT;
+    const ht_config *config;
     shake(from.model);
     OK(ctx, ht_model_save(from.model, path));
     OK(ctx, ht_model_take(to.model, path, &taken));
@@ -350,8 +351,8 @@ static void starts_from(void **state) {
             "the model in it has merge 4, not 2: its 'embed.tokens.weight' has 3 columns, not 6");
     REFUSED(ctx, ht_model_take(none.model, path, &taken), HT_FORMAT, "has merge 4, not 1");
     OK(ctx, ht_model_load(&loaded, ctx, path));
-    OK(ctx, ht_model_get_config(loaded, &config));
-    assert_int_equal(config.merge, 4);
+    config = ht_model_config(loaded);
+    assert_int_equal(training_int(config, "merge"), 4);
     ht_model_destroy(loaded);
     drop(&from), drop(&to), drop(&other), drop(&none);
 }
@@ -359,29 +360,30 @@ static void starts_from(void **state) {
 /* ---- what is refused ---- */
 
 static void refuse(const char *json, const char *words) {
-    ht_config config = training_config(ctx, json);
-    REFUSED(ctx, ht_config_check(ctx, &config), HT_INVALID, words);
+    ht_config *config = training_config(json);
+    REFUSED(NULL, ht_config_check(config), HT_INVALID, words);
 }
 
 static void refusals(void **state) {
     (void)state;
-    ht_config config = HT_CONFIG_INIT;
-    OK(ctx, ht_config_preset(ctx, &config, NULL));
-    assert_int_equal(config.merge, 1);
-    REFUSED(ctx, ht_config_read_json(ctx, &config, "{\"merge\":0}"), HT_INVALID,
+    ht_config *config;
+    config = training_preset(NULL);
+    assert_int_equal(training_int(config, "merge"), 1);
+    REFUSED(NULL, ht_config_read_json(config, "{\"merge\":0}"), HT_INVALID,
             "merge must be 1 to 64, got 0");
-    REFUSED(ctx, ht_config_read_json(ctx, &config, "{\"merge\":65}"), HT_INVALID,
+    REFUSED(NULL, ht_config_read_json(config, "{\"merge\":65}"), HT_INVALID,
             "merge must be 1 to 64, got 65");
     refuse("{\"merge\":3,\"width\":16,\"pool\":\"mean\"}",
-           "merge must divide width: 3 does not divide 16");
+           "merge must divide width, got merge 3, width 16");
     refuse("{\"merge\":2,\"pool\":\"mean\",\"task\":\"language\"}",
-           "a language model with merge 2 would see the tokens it is to guess");
+           "a language model with merge would see the tokens it is to guess: merge must be 1, got "
+           "merge 2");
     refuse("{\"merge\":2,\"pool\":\"mean\",\"task\":\"denoise\",\"hide\":0,\"causal\":1}",
-           "with merge 2 and hide 0 a model would see the tokens it is to guess");
-    refuse("{\"merge\":2}", "merge 2 leaves no row for a cls vector: pool must be first");
-    refuse("{\"merge\":2,\"task\":\"denoise\"}", "merge 2 leaves no row for a cls vector");
+           "with merge and hide 0 a model would see the tokens it is to guess");
+    refuse("{\"merge\":2}", "merge leaves no row for a cls vector: pool must be first");
+    refuse("{\"merge\":2,\"task\":\"denoise\"}", "mean_all or max, got merge 2, pool cls");
     refuse("{\"merge\":64,\"pool\":\"mean\",\"batch\":1048576,\"length\":1024}",
-           "batch 1048576 of length 1024 is more than 2^31 rows");
+           "a batch must have fewer than 2^31 rows, got batch 1048576, length 1024");
 }
 
 int main(void) {

@@ -40,10 +40,10 @@ static void counts(void **state) {
     };
     (void)state;
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
-        ht_config config = HT_CONFIG_INIT;
+        ht_config *config;
         ht_model *model;
-        OK(ref, ht_config_preset(ref, &config, want[i].preset));
-        OK(ref, ht_model_create(&model, ref, &config));
+        config = training_preset(want[i].preset);
+        OK(ref, ht_model_create(&model, ref, config));
         int64_t n = ht_model_parameters(model), sum = 0;
         for (int64_t k = 0; k < ht_model_tensors(model); k++) {
             ht_tensor_info info = HT_TENSOR_INFO_INIT;
@@ -71,16 +71,16 @@ static double alike(const double *table, int a, int b) {
 }
 
 static void first_embeddings(double *table, const char *waves) {
-    ht_config config = HT_CONFIG_INIT;
+    ht_config *config;
     ht_model *model;
     char json[200];
     snprintf(json, sizeof json,
              "{\"vocab\":256,\"width\":64,\"heads\":2,\"layers\":1,\"embed_std\":0.3,"
              "\"embed_waves\":%s}",
              waves);
-    OK(ref, ht_config_preset(ref, &config, NULL));
-    OK(ref, ht_config_read_json(ref, &config, json));
-    OK(ref, ht_model_create(&model, ref, &config));
+    config = training_preset(NULL);
+    OK(NULL, ht_config_read_json(config, json));
+    OK(ref, ht_model_create(&model, ref, config));
     ht_tensor_info info = HT_TENSOR_INFO_INIT;
     OK(ref, ht_model_tensor(model, 0, &info));
     assert_string_equal(info.name, "embed.tokens.weight");
@@ -104,11 +104,11 @@ static void waves(void **state) {
 }
 
 static void output_of(double *out, const char *json) {
-    ht_config config = training_config(ref, json);
+    ht_config *config = training_config(json);
     ht_model *model;
     ht_tensor_info info = HT_TENSOR_INFO_INIT;
     int64_t i = 0;
-    OK(ref, ht_model_create(&model, ref, &config));
+    OK(ref, ht_model_create(&model, ref, config));
     do OK(ref, ht_model_tensor(model, i++, &info));
     while (strcmp(info.name, "output.weight") != 0);
     assert_int_equal(info.count, 24);
@@ -127,10 +127,9 @@ static void output_scale(void **state) {
     for (int i = 0; i < 24; i++) assert_true(plain[i] != 0 && scaled[i] == 0.25 * plain[i]);
     output_of(scaled, "{" LAST_LAYER ",\"output_scale\":0}");
     for (int i = 0; i < 24; i++) assert_true(scaled[i] == 0);
-    ht_config config =
-        training_config(ref, "{\"task\":\"language\",\"tied\":1,\"output_scale\":0}");
-    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID,
-            "output_scale 0 is for a last layer of its own: with tied 1 it must be 1");
+    ht_config *config = training_config("{\"task\":\"language\",\"tied\":1,\"output_scale\":0}");
+    REFUSED(NULL, ht_config_check(config), HT_INVALID,
+            "with tied 1 it must be 1, got output_scale 0, tied 1");
 }
 
 /* relative_slope 0.5 in 4 heads: 0.5, 0.125, ... per row of distance, on both sides. */
@@ -138,17 +137,16 @@ static void slopes(void **state) {
     enum { BLOCK = 4, HEADS = 4, ROWS = 4 * BLOCK - 1 };
     static const double per_row[HEADS] = {0.5, 0.125, 0.03125, 0.0078125};
     double table[ROWS * HEADS];
-    ht_config config = HT_CONFIG_INIT;
+    ht_config *config;
     ht_model *model;
     (void)state;
-    OK(ref, ht_config_preset(ref, &config, NULL));
-    OK(ref, ht_config_read_json(ref, &config,
-                                "{\"layers\":1,\"width\":8,\"heads\":4,\"block\":4,"
-                                "\"relative_slope\":0.5}"));
-    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID,
-            "relative_slope 0.5 needs relative_bias 1; without a bias set relative_slope 0");
-    config.relative_bias = 1;
-    OK(ref, ht_model_create(&model, ref, &config));
+    config = training_preset(NULL);
+    OK(NULL, ht_config_read_json(config, "{\"layers\":1,\"width\":8,\"heads\":4,\"block\":4,"
+                                         "\"relative_slope\":0.5}"));
+    REFUSED(NULL, ht_config_check(config), HT_INVALID,
+            "without a bias set relative_slope 0, got relative_slope 0.5, relative_bias 0");
+    training_set(config, "relative_bias", 1);
+    OK(ref, ht_model_create(&model, ref, config));
     int64_t i = 0;
     ht_tensor_info info = HT_TENSOR_INFO_INIT;
     do OK(ref, ht_model_tensor(model, i++, &info));
@@ -187,30 +185,32 @@ static void grid(void **state) {
     int32_t tokens[PLACES * ROWS] = {0}, starts[PLACES + 1] = {0};
     float out[PLACES * 2];
     ht_batch b = HT_BATCH_INIT;
-    ht_config config = HT_CONFIG_INIT;
+    ht_config *config;
     (void)state;
     for (int i = 0; i < PLACES; i++) {
         tokens[i * ROWS + pairs[i][0]] = 1, tokens[i * ROWS + pairs[i][1]] = 2;
         starts[i + 1] = (i + 1) * ROWS;
     }
     b.sequences = PLACES, b.tokens = tokens, b.cu_seqlens = starts;
-    OK(ref, ht_config_preset(ref, &config, NULL));
-    OK(ref, ht_config_read_json(ref, &config,
-                                "{\"dtype\":\"f64\",\"layers\":2,\"width\":8,\"heads\":2,"
-                                "\"vocab\":3,\"length\":16,\"batch\":7,\"attention\":\"full\","
-                                "\"pool\":\"mean\",\"sinusoidal\":0,\"rotary_grid\":4}"));
-    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID,
-            "rotary_grid 4 needs rotary all and no language model, got rotary none, task classify");
-    config.rotary = HT_ROTARY_ALL, config.task = HT_TASK_LANGUAGE;
-    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID, "got rotary all, task language");
-    config.task = HT_TASK_CLASSIFY;
-    for (config.rotary_grid = 0; config.rotary_grid <= 4; config.rotary_grid += 4) {
+    config = training_preset(NULL);
+    OK(NULL,
+       ht_config_read_json(config, "{\"dtype\":\"f64\",\"layers\":2,\"width\":8,\"heads\":2,"
+                                   "\"vocab\":3,\"length\":16,\"batch\":7,\"attention\":\"full\","
+                                   "\"pool\":\"mean\",\"sinusoidal\":0,\"rotary_grid\":4}"));
+    REFUSED(NULL, ht_config_check(config), HT_INVALID,
+            "rotary_grid needs rotary all and no language model, got rotary_grid 4, rotary none, "
+            "task classify");
+    training_choose(config, "rotary", "all"), training_choose(config, "task", "language");
+    REFUSED(NULL, ht_config_check(config), HT_INVALID, "rotary all, task language");
+    training_choose(config, "task", "classify");
+    for (int grid = 0; grid <= 4; grid += 4) {
+        training_set(config, "rotary_grid", grid);
         ht_model *model;
         ht_trainer *trainer;
-        OK(ref, ht_model_create(&model, ref, &config));
+        OK(ref, ht_model_create(&model, ref, config));
         OK(ref, ht_trainer_create(&trainer, model, NULL));
         OK(ref, ht_trainer_predict(trainer, &b, out));
-        check_places(config.rotary_grid > 0, out);
+        check_places(grid > 0, out);
         ht_trainer_destroy(trainer);
         ht_model_destroy(model);
     }
@@ -283,7 +283,7 @@ static const char *const leaving_out[] = {
 enum { LEAVING_OUT = sizeof leaving_out / sizeof *leaving_out };
 
 typedef struct setup {
-    ht_config config;
+    ht_config *config;
     ht_model *model;
     ht_trainer *trainer;
     random_batch batch;
@@ -305,10 +305,10 @@ static void shake(ht_model *model) {
 
 static setup *make(const char *json) {
     setup *s = calloc(1, sizeof *s);
-    s->config = training_config(ref, json);
-    OK(ref, ht_model_create(&s->model, ref, &s->config));
+    s->config = training_config(json);
+    OK(ref, ht_model_create(&s->model, ref, s->config));
     OK(ref, ht_trainer_create(&s->trainer, s->model, NULL));
-    training_batch(&s->batch, &s->config, 7);
+    training_batch(&s->batch, s->config, 7);
     shake(s->model);
     return s;
 }
@@ -445,16 +445,18 @@ static void hidden(void **state) {
     setup *s = make("{" DENOISE "\"pool\":\"cls\"}");
     double before = loss_of(s);
     int changed = 0;
-    for (int64_t i = 0; i < s->batch.cu_seqlens[s->config.batch]; i++) {
+    for (int64_t i = 0; i < s->batch.cu_seqlens[training_int(s->config, "batch")]; i++) {
         if (s->batch.targets[i] < 0) continue;
-        s->batch.tokens[i] = 1 + s->batch.tokens[i] % (int32_t)(s->config.vocab - 1);
+        s->batch.tokens[i] =
+            1 + s->batch.tokens[i] % (int32_t)(training_int(s->config, "vocab") - 1);
         changed++;
     }
     assert_true(changed > 3);
     assert_true(loss_of(s) == before);
-    for (int64_t i = 0; i < s->batch.cu_seqlens[s->config.batch]; i++)
+    for (int64_t i = 0; i < s->batch.cu_seqlens[training_int(s->config, "batch")]; i++)
         if (s->batch.targets[i] < 0 && s->batch.tokens[i] > 0) {
-            s->batch.tokens[i] = 1 + s->batch.tokens[i] % (int32_t)(s->config.vocab - 1);
+            s->batch.tokens[i] =
+                1 + s->batch.tokens[i] % (int32_t)(training_int(s->config, "vocab") - 1);
             break;
         }
     assert_true(loss_of(s) != before); /* the others are seen */
@@ -464,7 +466,7 @@ static void hidden(void **state) {
     drop(s);
     s = make("{" DENOISE "\"pool\":\"last\",\"hide\":0,\"causal\":1}"); /* hides nothing */
     before = loss_of(s);
-    s->batch.tokens[0] = 1 + s->batch.tokens[0] % (int32_t)(s->config.vocab - 1);
+    s->batch.tokens[0] = 1 + s->batch.tokens[0] % (int32_t)(training_int(s->config, "vocab") - 1);
     assert_true(s->batch.targets[0] >= 0 && loss_of(s) != before);
     drop(s);
 }
@@ -557,24 +559,24 @@ static void left_out(void **state) {
 }
 
 static void left_out_refused(void **state) {
-    ht_config config = training_config(ref, "{" SMALL "\"pool\":\"mean\"}");
+    ht_config *config = training_config("{" SMALL "\"pool\":\"mean\"}");
     ht_model *model;
     ht_trainer *trainer;
     random_batch b;
     float x[4096];
     (void)state;
-    config.mask_zero = 3;
-    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID, "mask_zero must be 0 to 2, got 3");
-    config.mask_zero = 2, config.pad = 1;
-    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID,
-            "mask_zero 2 leaves rows out: it needs pad 0 and task classify or pairs, got pad 1, "
-            "task classify");
-    config.pad = 0, config.task = HT_TASK_DENOISE;
-    REFUSED(ref, ht_config_check(ref, &config), HT_INVALID, "got pad 0, task denoise");
-    config.task = HT_TASK_CLASSIFY;
-    OK(ref, ht_model_create(&model, ref, &config));
+    REFUSED(NULL, ht_config_set_int(config, "mask_zero", 3), HT_INVALID,
+            "mask_zero must be 0 to 2, got 3");
+    training_set(config, "mask_zero", 2), training_set(config, "pad", 1);
+    REFUSED(NULL, ht_config_check(config), HT_INVALID,
+            "mask_zero 2 leaves rows out: it needs pad 0 and task classify or pairs, got mask_zero "
+            "2, pad 1, task classify");
+    training_set(config, "pad", 0), training_choose(config, "task", "denoise");
+    REFUSED(NULL, ht_config_check(config), HT_INVALID, "got mask_zero 2, pad 0, task denoise");
+    training_choose(config, "task", "classify");
+    OK(ref, ht_model_create(&model, ref, config));
     OK(ref, ht_trainer_create(&trainer, model, NULL));
-    training_batch(&b, &config, 7);
+    training_batch(&b, config, 7);
     REFUSED(ref, ht_trainer_read_qkv(trainer, &b.batch, 0, x, x, x), HT_UNSUPPORTED, "mask_zero 2");
     ht_trainer_destroy(trainer);
     ht_model_destroy(model);
@@ -600,7 +602,7 @@ static double beyond_past(const char *causal) {
         s[last] = make(text);
     }
     double off = 0;
-    for (int32_t n = 2; n <= s[0]->config.length; n++) {
+    for (int32_t n = 2; n <= training_int(s[0]->config, "length"); n++) {
         float all[3], less[3], own[3];
         logits_of(all, s[0], n), logits_of(less, s[0], n - 1), logits_of(own, s[1], n);
         for (int c = 0; c < 3; c++)

@@ -247,10 +247,10 @@ static void through_a_trainer(void **state) {
     ht_trainer *trainer;
     (void)state;
     OK(NULL, ht_context_create(&ctx, NULL));
-    ht_config config = training_config(ctx, MODEL);
-    OK(ctx, ht_model_create(&model, ctx, &config));
+    ht_config *config = training_config(MODEL);
+    OK(ctx, ht_model_create(&model, ctx, config));
     OK(ctx, ht_trainer_create(&trainer, model, NULL));
-    training_batch(&batch, &config, 3);
+    training_batch(&batch, config, 3);
     OK(ctx, ht_trainer_gradient(trainer, &batch.batch, NULL));
     int64_t tensors = ht_model_tensors(model);
     assert_in_range(tensors, 20, 40);
@@ -286,12 +286,12 @@ static void many_layers(void **state) {
     ht_trainer *trainer;
     (void)state;
     OK(NULL, ht_context_create(&ctx, NULL));
-    ht_config config = training_config(
-        ctx, "{\"layers\":40,\"width\":4,\"heads\":1,\"hidden\":4,\"vocab\":5,\"length\":8,"
-             "\"block\":4,\"batch\":2,\"warmup\":0,\"optimizer\":\"muon\"}");
-    OK(ctx, ht_model_create(&model, ctx, &config));
+    ht_config *config = training_config(
+        "{\"layers\":40,\"width\":4,\"heads\":1,\"hidden\":4,\"vocab\":5,\"length\":8,"
+        "\"block\":4,\"batch\":2,\"warmup\":0,\"optimizer\":\"muon\"}");
+    OK(ctx, ht_model_create(&model, ctx, config));
     OK(ctx, ht_trainer_create(&trainer, model, NULL));
-    training_batch(&batch, &config, 5);
+    training_batch(&batch, config, 5);
     int64_t tensors = ht_model_tensors(model), matrices = 0;
     assert_in_range(tensors, 1, TENSORS);
     for (int64_t i = 0; i < tensors; i++) OK(ctx, ht_model_read(model, i, before[i]));
@@ -315,10 +315,10 @@ static void refuses(void **state) {
     ht_context *ctx = NULL;
     (void)state;
     OK(NULL, ht_context_create(&ctx, NULL));
-    ht_config config = training_config(ctx, "{\"momentum\":1}");
-    REFUSED(ctx, ht_config_check(ctx, &config), HT_INVALID, "momentum must be below 1, got 1");
-    config = training_config(ctx, "{}");
-    REFUSED(ctx, ht_config_read_json(ctx, &config, "{\"optimizer\":\"sgd\"}"), HT_INVALID,
+    ht_config *config = training_config("{\"momentum\":1}");
+    REFUSED(NULL, ht_config_check(config), HT_INVALID, "momentum must be below 1, got momentum 1");
+    config = training_config("{}");
+    REFUSED(NULL, ht_config_read_json(config, "{\"optimizer\":\"sgd\"}"), HT_INVALID,
             "optimizer must be one of adamw, muon, got \"sgd\"");
     ht_context_destroy(ctx);
 }

@@ -220,11 +220,11 @@ static double *gradients(ht_context *ctx, const char *json, const char *dtype, i
     char text[1024];
     static random_batch batch;
     snprintf(text, sizeof text, "%.*s,\"dtype\":\"%s\"}", (int)strlen(json) - 1, json, dtype);
-    ht_config config = training_config(ctx, text);
+    ht_config *config = training_config(text);
     ht_model *model, *first;
     ht_trainer *trainer;
-    OK(ref, ht_model_create(&first, ref, &config)); /* float weights, the same for all */
-    OK(ctx, ht_model_create(&model, ctx, &config));
+    OK(ref, ht_model_create(&first, ref, config)); /* float weights, the same for all */
+    OK(ctx, ht_model_create(&model, ctx, config));
     OK(ctx, ht_trainer_create(&trainer, model, NULL));
     double *all = malloc(sizeof *all * (size_t)ht_model_parameters(model));
     *count = 0;
@@ -235,7 +235,7 @@ static double *gradients(ht_context *ctx, const char *json, const char *dtype, i
         for (int64_t k = 0; k < info.count; k++) all[k] = (float)all[k];
         OK(ctx, ht_model_write(model, i, all));
     }
-    training_batch(&batch, &config, 11);
+    training_batch(&batch, config, 11);
     OK(ctx, ht_trainer_gradient(trainer, &batch.batch, NULL));
     for (int64_t i = 0; i < ht_model_tensors(model); i++) {
         ht_tensor_info info = HT_TENSOR_INFO_INIT;

@@ -51,12 +51,12 @@ static void norm(double out[6], const double *x) {
 
 /* Layer 0 sees the embeddings alone: q, k and v are one product away. */
 static void first_layer_by_hand(const char *json, int cls, int merge) {
-    ht_config config = training_config(ref, json);
+    ht_config *config = training_config(json);
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
     ht_model *model;
     ht_trainer *trainer;
     desc.inference = 1;
-    OK(ref, ht_model_create(&model, ref, &config));
+    OK(ref, ht_model_create(&model, ref, config));
     OK(ref, ht_trainer_create(&trainer, model, &desc));
     const int32_t tokens[] = {3, 1, 4, 1, 5, 8, 2}, starts[] = {0, 3, 7};
     ht_batch batch = {.size = sizeof batch, .sequences = 2, .tokens = tokens, .cu_seqlens = starts};
@@ -103,11 +103,11 @@ static void by_hand(void **state) {
 
 static void refusals(void **state) {
     (void)state;
-    ht_config config = training_config(ref, "{" SMALL "\"pool\":\"mean\"}");
+    ht_config *config = training_config("{" SMALL "\"pool\":\"mean\"}");
     ht_model *model;
     ht_trainer *trainer;
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
-    OK(ref, ht_model_create(&model, ref, &config));
+    OK(ref, ht_model_create(&model, ref, config));
     OK(ref, ht_trainer_create(&trainer, model, &desc));
     const int32_t tokens[] = {3, 1}, starts[] = {0, 2};
     ht_batch batch = {.size = sizeof batch, .sequences = 1, .tokens = tokens, .cu_seqlens = starts};

@@ -473,11 +473,11 @@ static char path[160];
 
 static ht_status open_rows(ht_data **out, const char *text, const char *config,
                            const ht_labels *labels) {
-    ht_config c = training_config(cpu, config);
+    ht_config *c = training_config(config);
     ht_data_desc desc = HT_DATA_DESC_INIT;
     snprintf(path, sizeof path, "%s/labels.tsv", training_folder);
     training_write(path, text, strlen(text));
-    desc.config = &c;
+    desc.config = c;
     desc.path = path;
     desc.labels = labels;
     return ht_data_open(out, cpu, &desc);
@@ -587,12 +587,12 @@ static void parts(void **state) {
     int32_t tokens[2][40];
     int64_t items[2];
     for (int i = 0; i < 2; i++) {
-        ht_config c = training_config(cpu, "{\"batch\":40}");
+        ht_config *c = training_config("{\"batch\":40}");
         ht_data_desc desc = HT_DATA_DESC_INIT;
         ht_data *data;
         ht_batch b = HT_BATCH_INIT;
         training_write(path, texts[i], strlen(texts[i]));
-        desc.config = &c;
+        desc.config = c;
         desc.path = path;
         desc.part = HT_PART_VALID;
         desc.holdout = 0.3;

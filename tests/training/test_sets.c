@@ -126,11 +126,11 @@ static void listops(void **state) {
     static const double quantile[][2] = {
         {0.10, 578}, {0.25, 701}, {0.50, 953}, {0.75, 1309}, {0.90, 1648}};
     static const double labels[] = {.168, .093, .073, .082, .089, .088, .077, .075, .085, .170};
-    ht_config config = HT_CONFIG_INIT;
-    OK(cpu, ht_config_preset(cpu, &config, "lra/listops"));
-    config.train_items = N;
-    config.data_seed = 3;
-    ht_data *data = open_data(&config, NULL, NULL);
+    ht_config *config;
+    config = training_preset("lra/listops");
+    training_set(config, "train_items", N);
+    training_set(config, "data_seed", 3);
+    ht_data *data = open_data(config, NULL, NULL);
     ht_batch b = HT_BATCH_INIT;
     int *lengths = calloc(N, sizeof *lengths), count = 0;
     double seen[10] = {0};
@@ -204,7 +204,7 @@ static void files_are_memory(void **state) {
     (void)state;
     ht_set_desc desc = HT_SET_DESC_INIT;
     ht_set_info info = HT_SET_INFO_INIT;
-    ht_config config = HT_CONFIG_INIT;
+    ht_config *config;
     for (int i = 0; i < 4; i++) {
         const char *preset = i == 1 ? "lra/listops" : "lra/pathfinder";
         desc.task = preset + 4;
@@ -213,16 +213,17 @@ static void files_are_memory(void **state) {
         desc.items[0] = 40, desc.items[1] = desc.items[2] = 20;
         OK(cpu, ht_set_write(cpu, &desc, &info));
         assert_true(info.sum[1] != info.sum[2]);
-        OK(cpu, ht_config_preset(cpu, &config, preset));
-        config.train_items = 40, config.valid_items = 20, config.data_seed = 5, config.batch = 40;
-        config.patch = i >= 2 ? 4 : 1;
-        if (i == 3) config.shrink = 4, config.length = 64;
+        config = training_preset(preset);
+        training_set(config, "train_items", 40), training_set(config, "valid_items", 20),
+            training_set(config, "data_seed", 5), training_set(config, "batch", 40);
+        training_set(config, "patch", i >= 2 ? 4 : 1);
+        if (i == 3) training_set(config, "shrink", 4), training_set(config, "length", 64);
         char name[64]; /* compressed, if this build can do that */
         struct stat about;
         snprintf(name, sizeof name, "%s-train.%s.zst", desc.task, i == 1 ? "tsv" : "images");
         if (stat(training_path(name), &about) != 0) name[strlen(name) - 4] = '\0';
-        ht_data *made = open_data(&config, NULL, NULL),
-                *read = open_data(&config, training_path(name), NULL);
+        ht_data *made = open_data(config, NULL, NULL),
+                *read = open_data(config, training_path(name), NULL);
         ht_batch a = HT_BATCH_INIT, b = HT_BATCH_INIT;
         OK(cpu, ht_data_next(made, &a));
         OK(cpu, ht_data_next(read, &b));
@@ -322,8 +323,8 @@ static void reviews(void **state) {
     OK(cpu, import("imdb", "out", &info));
     assert_true(info.sum[0] == sum);
     /* the folder as it is */
-    ht_config config = training_config(cpu, "{\"length\":16,\"batch\":3}");
-    ht_data *data = open_data(&config, training_path("acl/train"), NULL);
+    ht_config *config = training_config("{\"length\":16,\"batch\":3}");
+    ht_data *data = open_data(config, training_path("acl/train"), NULL);
     ht_batch b = HT_BATCH_INIT;
     OK(cpu, ht_data_next(data, &b));
     assert_int_equal(b.sequences, 3);
@@ -366,11 +367,11 @@ static void cifar10(void **state) {
     assert_int_equal(info.items[0], 18); /* of 20: a tenth is for validation */
     assert_int_equal(info.items[1], 2);
     assert_int_equal(info.items[2], 4);
-    ht_config config = HT_CONFIG_INIT;
-    OK(cpu, ht_config_preset(cpu, &config, "lra/image"));
-    config.batch = 4;
-    ht_data *data = open_data(&config, training_path("out/cifar10-test.images"), NULL);
-    ht_data *direct = open_data(&config, training_path("test_batch.bin"), NULL);
+    ht_config *config;
+    config = training_preset("lra/image");
+    training_set(config, "batch", 4);
+    ht_data *data = open_data(config, training_path("out/cifar10-test.images"), NULL);
+    ht_data *direct = open_data(config, training_path("test_batch.bin"), NULL);
     ht_batch b = HT_BATCH_INIT, c = HT_BATCH_INIT;
     OK(cpu, ht_data_next(data, &b));
     OK(cpu, ht_data_next(direct, &c));
@@ -389,14 +390,14 @@ static void cifar10(void **state) {
 
 static void images(void **state) {
     (void)state;
-    ht_config config =
-        training_config(cpu, "{\"format\":\"images\",\"vocab\":256,\"length\":4,\"batch\":8}");
+    ht_config *config =
+        training_config("{\"format\":\"images\",\"vocab\":256,\"length\":4,\"batch\":8}");
     /* version 1, 2 x 2 pixels, 2 classes, 2 records */
     uint8_t file[42] = {'h', 't', 'i', 'm', 'a', 'g', 'e', 's', 1, 0, 0, 0, 2, 0,
                         0,   0,   2,   0,   0,   0,   2,   0,   0, 0, 2, 0, 0, 0,
                         0,   0,   0,   0,   1,   0,   255, 7,   9, 0, 1, 2, 3, 4};
     write_bytes("a.images", file, sizeof file);
-    ht_data *data = open_data(&config, training_path("a.images"), NULL);
+    ht_data *data = open_data(config, training_path("a.images"), NULL);
     ht_batch b = HT_BATCH_INIT;
     ht_data_info about = HT_DATA_INFO_INIT;
     static const int32_t pixels[] = {0, 255, 7, 9, 1, 2, 3, 4};
@@ -408,40 +409,40 @@ static void images(void **state) {
     assert_int_equal(b.targets[0], 1);
     ht_data_close(data);
     write_bytes("b.images", file + 32, 10); /* records without a header */
-    data = open_data(&config, training_path("b.images"), NULL);
+    data = open_data(config, training_path("b.images"), NULL);
     OK(cpu, ht_data_next(data, &b));
     assert_memory_equal(b.tokens, pixels, sizeof pixels);
     ht_data_close(data);
     write_bytes("b.images", file + 32, 9);
-    refuse_data(&config, training_path("b.images"), NULL,
+    refuse_data(config, training_path("b.images"), NULL,
                 "b.images has 9 bytes, which is no whole number");
     write_bytes("a.images", file, 41);
-    refuse_data(&config, training_path("a.images"), NULL, "should have 2 records of 5 bytes");
+    refuse_data(config, training_path("a.images"), NULL, "should have 2 records of 5 bytes");
     write_bytes("a.images", file, 20);
-    refuse_data(&config, training_path("a.images"), NULL, "ends inside its header");
+    refuse_data(config, training_path("a.images"), NULL, "ends inside its header");
     file[8] = 2;
     write_bytes("a.images", file, sizeof file);
-    refuse_data(&config, training_path("a.images"), NULL, "has version 2");
+    refuse_data(config, training_path("a.images"), NULL, "has version 2");
     file[8] = 1, file[37] = 2;
     write_bytes("a.images", file, sizeof file);
-    refuse_data(&config, training_path("a.images"), NULL,
+    refuse_data(config, training_path("a.images"), NULL,
                 "a.images: record 2 has label 2: classes is 2");
     file[37] = 0, file[31] = 0x80; /* a count that would overflow */
     write_bytes("a.images", file, sizeof file);
-    refuse_data(&config, training_path("a.images"), NULL, "a.images should have");
+    refuse_data(config, training_path("a.images"), NULL, "a.images should have");
     file[31] = 0;
     write_bytes("a.images", file, sizeof file);
-    config.length = 3;
-    refuse_data(&config, training_path("a.images"), NULL, "images of 4 pixels, but length is 3");
-    config.length = 5; /* shorter ones are fine */
-    ht_data_close(open_data(&config, training_path("a.images"), NULL));
+    training_set(config, "length", 3);
+    refuse_data(config, training_path("a.images"), NULL, "images of 4 pixels, but length is 3");
+    training_set(config, "length", 5); /* shorter ones are fine */
+    ht_data_close(open_data(config, training_path("a.images"), NULL));
 }
 
 /* 4 x 6 pixels in squares of 2 x 2; the same of a square without a header. */
 static void squares(void **state) {
     (void)state;
-    ht_config config = training_config(
-        cpu, "{\"format\":\"images\",\"vocab\":256,\"length\":24,\"batch\":8,\"patch\":2}");
+    ht_config *config = training_config(
+        "{\"format\":\"images\",\"vocab\":256,\"length\":24,\"batch\":8,\"patch\":2}");
     static const int32_t wide[] = {0,  1,  6,  7,  2,  3,  8,  9,  4,  5,  10, 11,
                                    12, 13, 18, 19, 14, 15, 20, 21, 16, 17, 22, 23};
     static const int32_t square[] = {0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15};
@@ -451,30 +452,29 @@ static void squares(void **state) {
     file[32] = 1;
     for (int i = 0; i < 24; i++) file[33 + i] = (uint8_t)i;
     write_bytes("a.images", file, sizeof file);
-    ht_data *data = open_data(&config, training_path("a.images"), NULL);
+    ht_data *data = open_data(config, training_path("a.images"), NULL);
     OK(cpu, ht_data_next(data, &b));
     assert_memory_equal(b.tokens, wide, sizeof wide);
     ht_data_close(data);
-    config.patch = 4;
-    refuse_data(&config, training_path("a.images"), NULL,
+    training_set(config, "patch", 4);
+    refuse_data(config, training_path("a.images"), NULL,
                 "a.images: images of 4 x 6 pixels have no squares of patch 4");
     write_bytes("b.images", file + 32, 17);
-    config.length = 16, config.patch = 2;
-    data = open_data(&config, training_path("b.images"), NULL);
+    training_set(config, "length", 16), training_set(config, "patch", 2);
+    data = open_data(config, training_path("b.images"), NULL);
     OK(cpu, ht_data_next(data, &b));
     assert_memory_equal(b.tokens, square, sizeof square);
     ht_data_close(data);
-    config.length = 24; /* not a square: one line */
+    training_set(config, "length", 24); /* not a square: one line */
     write_bytes("b.images", file + 32, 25);
-    refuse_data(&config, training_path("b.images"), NULL,
-                "images of 1 x 24 pixels have no squares");
-    OK(cpu, ht_config_preset(cpu, &config, "lra/text"));
-    config.patch = 2;
-    REFUSED(cpu, ht_config_check(cpu, &config), HT_INVALID,
-            "patch 2 is for images, got format tsv");
-    OK(cpu, ht_config_preset(cpu, &config, "lra/pathfinder"));
-    config.patch = 5, config.train_items = 2;
-    refuse_data(&config, NULL, NULL,
+    refuse_data(config, training_path("b.images"), NULL, "images of 1 x 24 pixels have no squares");
+    config = training_preset("lra/text");
+    training_set(config, "patch", 2);
+    REFUSED(NULL, ht_config_check(config), HT_INVALID,
+            "patch is for images, got patch 2, format tsv");
+    config = training_preset("lra/pathfinder");
+    training_set(config, "patch", 5), training_set(config, "train_items", 2);
+    refuse_data(config, NULL, NULL,
                 "Pathfinder: images of 32 x 32 pixels have no squares of patch 5");
 }
 
@@ -482,8 +482,8 @@ static void squares(void **state) {
  */
 static void shrunk(void **state) {
     (void)state;
-    ht_config config = training_config(
-        cpu, "{\"format\":\"images\",\"vocab\":256,\"length\":6,\"batch\":8,\"shrink\":2}");
+    ht_config *config = training_config(
+        "{\"format\":\"images\",\"vocab\":256,\"length\":6,\"batch\":8,\"shrink\":2}");
     static const int32_t wide[] = {99, 9, 11, 19, 98, 23}, square[] = {9, 3, 2, 7};
     static const uint8_t pixels[17] = {1, 9, 9, 0, 0, 3, 8, 3, 3, 2, 2, 1, 0, 0, 1, 7, 2};
     uint8_t file[32 + 25] = {'h', 't', 'i', 'm', 'a', 'g', 'e', 's', 1, 0, 0, 0, 4, 0, 0, 0,
@@ -492,31 +492,31 @@ static void shrunk(void **state) {
     for (int i = 0; i < 24; i++) file[33 + i] = (uint8_t)i;
     file[33 + 1] = 99, file[33 + 14] = 98;
     write_bytes("a.images", file, sizeof file);
-    ht_data *data = open_data(&config, training_path("a.images"), NULL);
+    ht_data *data = open_data(config, training_path("a.images"), NULL);
     OK(cpu, ht_data_next(data, &b));
     assert_int_equal(b.cu_seqlens[1], 6);
     assert_memory_equal(b.tokens, wide, sizeof wide);
     ht_data_close(data);
-    config.length = 5;
-    refuse_data(&config, training_path("a.images"), NULL,
+    training_set(config, "length", 5);
+    refuse_data(config, training_path("a.images"), NULL,
                 "images of 24 pixels, but length is 5 and shrink 2");
-    config.length = 6, config.shrink = 4;
-    refuse_data(&config, training_path("a.images"), NULL,
+    training_set(config, "length", 6), training_set(config, "shrink", 4);
+    refuse_data(config, training_path("a.images"), NULL,
                 "a.images: images of 4 x 6 pixels have no squares of shrink 4");
-    config.shrink = 2, config.patch = 2;
-    refuse_data(&config, training_path("a.images"), NULL,
+    training_set(config, "shrink", 2), training_set(config, "patch", 2);
+    refuse_data(config, training_path("a.images"), NULL,
                 "a.images: images of 2 x 3 pixels have no squares of patch 2");
-    config.length = 4; /* without a header: a label and 4 x 4 pixels */
+    training_set(config, "length", 4); /* without a header: a label and 4 x 4 pixels */
     write_bytes("b.images", pixels, sizeof pixels);
-    data = open_data(&config, training_path("b.images"), NULL);
+    data = open_data(config, training_path("b.images"), NULL);
     OK(cpu, ht_data_next(data, &b));
     assert_int_equal(b.targets[0], 1);
     assert_memory_equal(b.tokens, square, sizeof square);
     ht_data_close(data);
-    OK(cpu, ht_config_preset(cpu, &config, "lra/text"));
-    config.shrink = 2;
-    REFUSED(cpu, ht_config_check(cpu, &config), HT_INVALID,
-            "shrink 2 is for images, got format tsv");
+    config = training_preset("lra/text");
+    training_set(config, "shrink", 2);
+    REFUSED(NULL, ht_config_check(config), HT_INVALID,
+            "shrink is for images, got shrink 2, format tsv");
 }
 
 static void check_pairs(ht_data *data) {
@@ -535,17 +535,17 @@ static void check_pairs(ht_data *data) {
 static void papers(void **state) {
     (void)state;
     static const char five[] = "1.0\tA1\tB2\taa\tbb\n0.0\tC3\tA1\tc\taa\n";
-    ht_config config =
-        training_config(cpu, "{\"task\":\"pairs\",\"pool\":\"mean\",\"length\":8,\"batch\":2}");
+    ht_config *config =
+        training_config("{\"task\":\"pairs\",\"pool\":\"mean\",\"length\":8,\"batch\":2}");
     ht_set_info info;
     size_t count;
     write_text("five.tsv", five);
-    check_pairs(open_data(&config, training_path("five.tsv"), NULL));
+    check_pairs(open_data(config, training_path("five.tsv"), NULL));
     write_text("papers.tsv", "A1\taa\nB2\tbb\nC3\tc\n");
     write_text("pairs.tsv", "1\tA1\tB2\n0\tC3\tA1\n");
-    check_pairs(open_data(&config, training_path("pairs.tsv"), training_path("papers.tsv")));
+    check_pairs(open_data(config, training_path("pairs.tsv"), training_path("papers.tsv")));
     write_text("texts.tsv", "1\taa\tbb\n0\tc\taa\n");
-    check_pairs(open_data(&config, training_path("texts.tsv"), NULL));
+    check_pairs(open_data(config, training_path("texts.tsv"), NULL));
     mkdir(training_path("aan"), 0777);
     write_text("aan/new_aan_pairs.train.tsv", five);
     write_text("aan/new_aan_pairs.eval.tsv", "0.0\tB2\tD4\tbb\td\n");
@@ -554,33 +554,33 @@ static void papers(void **state) {
     char *written = slurp(training_path("out/aan-papers.tsv"), &count);
     assert_string_equal(written, "A1\taa\nB2\tbb\nC3\tc\nD4\td\n");
     free(written);
-    check_pairs(open_data(&config, training_path("out/aan-train.tsv"),
-                          training_path("out/aan-papers.tsv")));
+    check_pairs(
+        open_data(config, training_path("out/aan-train.tsv"), training_path("out/aan-papers.tsv")));
     uint64_t sums[3];
     memcpy(sums, info.sum, sizeof sums);
     OK(cpu, import("aan", "out", &info)); /* papers and pairs: the same set */
     assert_memory_equal(sums, info.sum, sizeof sums);
     /* faults */
     write_text("pairs.tsv", "1\tA1\tB2\n0\tZ9\tA1\n");
-    refuse_data(&config, training_path("pairs.tsv"), training_path("papers.tsv"),
+    refuse_data(config, training_path("pairs.tsv"), training_path("papers.tsv"),
                 "pairs.tsv:2: there is no paper 'Z9'");
     write_text("pairs.tsv", "1\tA1\n");
-    refuse_data(&config, training_path("pairs.tsv"), training_path("papers.tsv"),
+    refuse_data(config, training_path("pairs.tsv"), training_path("papers.tsv"),
                 "pairs.tsv:1: there is no second tab");
     write_text("papers.tsv", "A1\taa\nB2\tbb\nA1\tc\n");
-    refuse_data(&config, training_path("pairs.tsv"), training_path("papers.tsv"),
+    refuse_data(config, training_path("pairs.tsv"), training_path("papers.tsv"),
                 "papers.tsv:3: the id 'A1' is there tw");
     write_text("papers.tsv", "A1\taa\nB2\n");
-    refuse_data(&config, training_path("pairs.tsv"), training_path("papers.tsv"),
+    refuse_data(config, training_path("pairs.tsv"), training_path("papers.tsv"),
                 "papers.tsv:2: a line of papers must be");
     write_text("five.tsv", "1.0\tA1\tB2\taa\tbb\n1.0\tA1\tB2\n");
-    refuse_data(&config, training_path("five.tsv"), NULL,
+    refuse_data(config, training_path("five.tsv"), NULL,
                 "five.tsv:2: there are 3 columns instead of 5");
     write_text("five.tsv", "1.0\t\t\taa\tbb\n");
-    refuse_data(&config, training_path("five.tsv"), NULL, "five.tsv:1: the id of a paper is empty");
+    refuse_data(config, training_path("five.tsv"), NULL, "five.tsv:1: the id of a paper is empty");
     write_text("pairs.tsv", "1\t\tA1\n");
     write_text("papers.tsv", "A1\taa\n");
-    refuse_data(&config, training_path("pairs.tsv"), training_path("papers.tsv"),
+    refuse_data(config, training_path("pairs.tsv"), training_path("papers.tsv"),
                 "pairs.tsv:1: the text is empty");
     write_text("aan/new_aan_pairs.eval.tsv", "0.0\tB2\tD4\tbbb\td\n");
     REFUSED(cpu, import("aan", "aan", &info), HT_FORMAT,
@@ -610,14 +610,14 @@ static void arguments(void **state) {
     desc.folder = "/nowhere/at/all";
     desc.items[0] = 1;
     REFUSED(cpu, ht_set_write(cpu, &desc, &info), HT_IO, "cannot write");
-    ht_config config = HT_CONFIG_INIT;
+    ht_config *config;
     ht_data_desc about = HT_DATA_DESC_INIT;
     ht_data *data;
-    OK(cpu, ht_config_preset(cpu, &config, "lra/pathfinder"));
-    config.length = 1000;
-    about.config = &config;
+    config = training_preset("lra/pathfinder");
+    training_set(config, "length", 1000);
+    about.config = config;
     REFUSED(cpu, ht_data_open(&data, cpu, &about), HT_INVALID, "1024 or 16384 pixels, got 1000");
-    config.length = 1024, config.shrink = 2;
+    training_set(config, "length", 1024), training_set(config, "shrink", 2);
     REFUSED(cpu, ht_data_open(&data, cpu, &about), HT_INVALID,
             "1024 or 16384 pixels, got 4096 (length 1024, shrink 2)");
 }

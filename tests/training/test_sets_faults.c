@@ -73,18 +73,21 @@ static void starve(scenario *what) {
 
 static ht_status open_and_close(ht_context *ctx, const char *preset, const char *path,
                                 const char *papers) {
-    ht_config config = HT_CONFIG_INIT;
+    ht_config *config;
     ht_data_desc desc = HT_DATA_DESC_INIT;
     ht_data *data;
-    ht_status status = ht_config_preset(ctx, &config, preset);
-    config.batch = 1;
-    config.train_items = config.valid_items = 3;
-    if (config.classes == 0) config.classes = 2; /* the files have one of them only */
-    desc.config = &config;
+    ht_status status = ht_config_create(&config, ctx, preset);
+    if (status != HT_OK) return status;
+    training_set(config, "batch", 1);
+    training_set(config, "train_items", 3), training_set(config, "valid_items", 3);
+    if (training_int(config, "classes") == 0)
+        training_set(config, "classes", 2); /* the files have one of them only */
+    desc.config = config;
     desc.path = path;
     desc.papers = papers;
-    if (status == HT_OK) status = ht_data_open(&data, ctx, &desc);
+    status = ht_data_open(&data, ctx, &desc);
     if (status == HT_OK) ht_data_close(data);
+    ht_config_destroy(config);
     return status;
 }
 

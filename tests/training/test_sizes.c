@@ -36,7 +36,6 @@ static const char *text(void) { return training_path("text"); }
 static const char *rows_text(void) { return training_path("rows"); }
 
 static int open_all(void **state) {
-    static ht_config config;
     ht_context_desc where = HT_CONTEXT_DESC_INIT;
     ht_attention_desc d = HT_ATTENTION_DESC_INIT;
     ht_attention_need need = HT_ATTENTION_NEED_INIT;
@@ -47,11 +46,10 @@ static int open_all(void **state) {
     training_write(text(), "one two three four five six", 27);
     where.device = "cpu:ref";
     if (ht_context_create(&on.ctx, &where) != HT_OK) return 1;
-    config = training_config(on.ctx,
-                             "{\"task\":\"language\",\"format\":\"text\",\"width\":4,\"heads\":1,"
-                             "\"layers\":1,\"length\":8,\"batch\":1,\"steps\":0}");
-    on.config = &config;
-    training_batch(&on.random, &config, 3);
+    on.config =
+        training_config("{\"task\":\"language\",\"format\":\"text\",\"width\":4,\"heads\":1,"
+                        "\"layers\":1,\"length\":8,\"batch\":1,\"steps\":0}");
+    training_batch(&on.random, on.config, 3);
     d.q_heads = 1, d.head_dim = 4, d.max_rows = 8, d.causal = 1;
     OK(on.ctx, ht_attention_create(&on.plan, on.ctx, &d));
     OK(on.ctx, ht_attention_get_need(on.plan, &need));
@@ -238,6 +236,7 @@ static ht_status call_derived(void *x) {
 static ht_status call_evaluated(void *x) {
     return ht_trainer_evaluate(on.trainer, &on.random.batch, x);
 }
+static ht_status call_key(void *x) { return ht_config_key(0, x); }
 static ht_status call_place(void *x) { return ht_place_find(x); }
 static ht_status call_rank(void *x) { return ht_world_get_place(on.world, x); }
 static ht_status call_resume(void *x) {
@@ -299,6 +298,7 @@ static const row rows[] = {
     {"ht_report", sizeof(ht_report), 16, NULL, call_stepped, 1},
     OUT(ht_report, 16, call_derived),
     OUT(ht_report, 16, call_evaluated),
+    OUT(ht_key_info, 24, call_key),
     OUT(ht_place, 16, call_place),
     OUT(ht_place, 16, call_rank),
     OUT(ht_resume_info, 16, call_resume),
@@ -465,7 +465,7 @@ static void arrays(void **state) {
 static void all_structs(void **state) {
     static const char *const headers[] = {"htransformer.h", "htransformer_models.h"};
     char path[1024], line[256];
-    int sized = 0, known = 3; /* ht_event and ht_row are told, never taken; ht_config */
+    int sized = 0, known = 2; /* ht_event and ht_row are told, never taken */
     (void)state;
     for (int h = 0; h < 2; h++) {
         snprintf(path, sizeof path, HT_SOURCE_DIR "/include/%s", headers[h]);

@@ -46,9 +46,9 @@ static ht_context *open_device(const char *name) {
 /* The weights that a float model starts from. */
 static void share_weights(ht_model *to, ht_context *ctx, const char *json) {
     ht_context *ref = open_device("cpu:ref");
-    ht_config config = training_config(ref, json);
+    ht_config *config = training_config(json);
     ht_model *from;
-    OK(ref, ht_model_create(&from, ref, &config));
+    OK(ref, ht_model_create(&from, ref, config));
     double *x = malloc(sizeof *x * (size_t)ht_model_parameters(from));
     for (int64_t i = 0; i < ht_model_tensors(from); i++) {
         OK(ref, ht_model_read(from, i, x));
@@ -62,18 +62,18 @@ static void share_weights(ht_model *to, ht_context *ctx, const char *json) {
 static void losses(double *out, const char *device, const char *json, const char *dtype) {
     static random_batch batch;
     ht_context *ctx = open_device(device);
-    ht_config config = training_config(ctx, json);
+    ht_config *config = training_config(json);
     char text[64];
     ht_model *model;
     ht_trainer *trainer;
     snprintf(text, sizeof text, "{\"dtype\":\"%s\"}", dtype);
-    OK(ctx, ht_config_read_json(ctx, &config, text));
-    OK(ctx, ht_model_create(&model, ctx, &config));
+    OK(NULL, ht_config_read_json(config, text));
+    OK(ctx, ht_model_create(&model, ctx, config));
     share_weights(model, ctx, json);
     OK(ctx, ht_trainer_create(&trainer, model, NULL));
     for (int step = 0; step < STEPS; step++) {
         ht_report r = HT_REPORT_INIT;
-        training_batch(&batch, &config, (uint32_t)step % 3);
+        training_batch(&batch, config, (uint32_t)step % 3);
         OK(ctx, ht_trainer_step(trainer, &batch.batch, 1, &r));
         assert_int_equal(r.applied, 1);
         out[step] = r.loss;
@@ -136,15 +136,15 @@ static void shapes(void **state) {
     enum { MOST = 100 };
     static random_batch batch;
     ht_context *ctx = open_device(*state);
-    ht_config config =
-        training_config(ctx, "{\"layers\":2,\"width\":64,\"heads\":4,\"hidden\":96,\"vocab\":40,"
-                             "\"length\":200,\"batch\":1}");
+    ht_config *config =
+        training_config("{\"layers\":2,\"width\":64,\"heads\":4,\"hidden\":96,\"vocab\":40,"
+                        "\"length\":200,\"batch\":1}");
     ht_model *model;
     ht_trainer *trainer;
     double first[MOST];
-    OK(ctx, ht_model_create(&model, ctx, &config));
+    OK(ctx, ht_model_create(&model, ctx, config));
     OK(ctx, ht_trainer_create(&trainer, model, NULL));
-    training_batch(&batch, &config, 1);
+    training_batch(&batch, config, 1);
     for (int32_t i = 0; i < MOST; i++) batch.tokens[i] = 1 + i * 7 % 39;
     for (int32_t i = 0; i < MOST; i++) first[i] = loss_of(ctx, trainer, &batch, i + 1);
     for (int32_t i = 0; i < MOST; i++)

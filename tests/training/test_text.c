@@ -87,9 +87,9 @@ static void documents(void **state) {
         ht_data_info info = HT_DATA_INFO_INIT;
         snprintf(json, sizeof json, "{" TEXT "\"length\":%d,\"batch\":2,\"documents\":\"%s\"}",
                  strcmp(cases[i].kind, "file") ? 1000 : 5, cases[i].kind);
-        ht_config config = training_config(cpu, json);
+        ht_config *config = training_config(json);
         write_file(cases[i].file, strlen(cases[i].file));
-        ht_data *data = open_data(&config, HT_PART_TRAIN, 0, 0);
+        ht_data *data = open_data(config, HT_PART_TRAIN, 0, 0);
         char *got = all_sequences(data), want[256];
         snprintf(want, sizeof want, "%s", cases[i].want);
         /* the last token is asked for, not given: "d" of a file, the end elsewhere */
@@ -110,11 +110,11 @@ static void odd_bytes(void **state) {
     enum { N = 1000000 };
     static const char nul[] = "a\0b\nc";
     (void)state;
-    ht_config config =
-        training_config(cpu, "{" TEXT "\"length\":8,\"batch\":2,\"documents\":\"lines\"}");
+    ht_config *config =
+        training_config("{" TEXT "\"length\":8,\"batch\":2,\"documents\":\"lines\"}");
     ht_batch b = HT_BATCH_INIT;
     write_file(nul, sizeof nul - 1);
-    ht_data *data = open_data(&config, HT_PART_TRAIN, 0, 0);
+    ht_data *data = open_data(config, HT_PART_TRAIN, 0, 0);
     static const int32_t want[] = {0, 'a' + 1, 1, 'b' + 1, 0, 'c' + 1};
     OK(cpu, ht_data_next(data, &b));
     assert_int_equal(b.sequences, 2);
@@ -129,8 +129,8 @@ static void odd_bytes(void **state) {
         ht_data_info info = HT_DATA_INFO_INIT;
         snprintf(json, sizeof json, "{" TEXT "\"length\":1000,\"batch\":2,\"documents\":\"%s\"}",
                  kinds[i]);
-        config = training_config(cpu, json);
-        data = open_data(&config, HT_PART_TRAIN, 0, 0);
+        config = training_config(json);
+        data = open_data(config, HT_PART_TRAIN, 0, 0);
         OK(cpu, ht_data_get_info(data, &info));
         assert_int_equal(info.documents, 1);
         assert_int_equal(info.longest, N);
@@ -154,10 +154,10 @@ static void parts_by_document(void **state) {
     for (int i = 0; i < LINES; i++) sprintf(text + strlen(text), "line%d\n", i);
     write_file(text, strlen(text));
     free(text);
-    ht_config config =
-        training_config(cpu, "{" TEXT "\"length\":64,\"batch\":3,\"documents\":\"lines\"}");
+    ht_config *config =
+        training_config("{" TEXT "\"length\":64,\"batch\":3,\"documents\":\"lines\"}");
     for (int part = 0; part < 2; part++) {
-        ht_data *data = open_data(&config, (ht_part)part, 0.1, 0);
+        ht_data *data = open_data(config, (ht_part)part, 0.1, 0);
         ht_data_info info = HT_DATA_INFO_INIT;
         char *got = all_sequences(data), whole[1 << 14], *to = whole;
         for (char *from = got; *from; from++) /* windows cut lines: join them */
@@ -181,23 +181,23 @@ static void parts_by_document(void **state) {
 static void windows_end_with_documents(void **state) {
     (void)state;
     write_file("abc\nd\nefghij\n", 13);
-    ht_config config =
-        training_config(cpu, "{" TEXT "\"length\":5,\"batch\":9,\"documents\":\"lines\"}");
-    ht_data *data = open_data(&config, HT_PART_TRAIN, 0, 0);
+    ht_config *config =
+        training_config("{" TEXT "\"length\":5,\"batch\":9,\"documents\":\"lines\"}");
+    ht_data *data = open_data(config, HT_PART_TRAIN, 0, 0);
     char *got = all_sequences(data);
     assert_string_equal(got, "|abc/|/d/|efg/hij/|");
     free(got);
     ht_data_close(data);
-    config.across = 1;
-    data = open_data(&config, HT_PART_TRAIN, 0, 0);
+    training_set(config, "across", 1);
+    data = open_data(config, HT_PART_TRAIN, 0, 0);
     got = all_sequences(data);
     assert_string_equal(got, "|abc|/d|efg/hij/|");
     free(got);
     ht_data_close(data);
-    config.across = 0;
-    config.pad = 1;
+    training_set(config, "across", 0);
+    training_set(config, "pad", 1);
     ht_data_desc desc = HT_DATA_DESC_INIT;
-    desc.config = &config;
+    desc.config = config;
     desc.path = path;
     REFUSED(cpu, ht_data_open(&data, cpu, &desc), HT_INVALID, "join documents with across 1");
 }
@@ -206,15 +206,15 @@ static void windows_end_with_documents(void **state) {
 static void trained_on(void **state) {
     (void)state;
     write_file("abc\nd\nefghij\nk\nl\nm\nn\no\np\n", 25);
-    ht_config config = training_config(
-        cpu, "{" TEXT "\"length\":8,\"batch\":2,\"documents\":\"lines\",\"layers\":1,\"width\":16,"
-             "\"heads\":2,\"block\":2}");
-    ht_data *data = open_data(&config, HT_PART_TRAIN, 0, 0);
+    ht_config *config = training_config(
+        "{" TEXT "\"length\":8,\"batch\":2,\"documents\":\"lines\",\"layers\":1,\"width\":16,"
+        "\"heads\":2,\"block\":2}");
+    ht_data *data = open_data(config, HT_PART_TRAIN, 0, 0);
     ht_model *model;
     ht_trainer *trainer;
     ht_batch b = HT_BATCH_INIT;
     ht_report r = HT_REPORT_INIT;
-    OK(cpu, ht_model_create(&model, cpu, &config));
+    OK(cpu, ht_model_create(&model, cpu, config));
     OK(cpu, ht_trainer_create(&trainer, model, NULL));
     for (int i = 0; i < 3; i++) {
         OK(cpu, ht_data_draw(data, &b));
@@ -243,10 +243,10 @@ static void larger_than_memory(void **state) {
     char command[512];
     snprintf(command, sizeof command, "gzip -k '%s' && mv '%s.gz' '%s'", path, path, path);
     assert_int_equal(system(command), 0);
-    ht_config config =
-        training_config(cpu, "{" TEXT "\"length\":512,\"batch\":7,\"documents\":\"lines\"}");
-    ht_data *a = open_data(&config, HT_PART_TRAIN, 0.1, 0);
-    ht_data *b = open_data(&config, HT_PART_TRAIN, 0.1, 10000);
+    ht_config *config =
+        training_config("{" TEXT "\"length\":512,\"batch\":7,\"documents\":\"lines\"}");
+    ht_data *a = open_data(config, HT_PART_TRAIN, 0.1, 0);
+    ht_data *b = open_data(config, HT_PART_TRAIN, 0.1, 10000);
     ht_data_info x = HT_DATA_INFO_INIT, y = HT_DATA_INFO_INIT;
     OK(cpu, ht_data_get_info(a, &x));
     OK(cpu, ht_data_get_info(b, &y));
@@ -278,10 +278,10 @@ static void damaged(void **state) {
         {"true", "is empty"},
         {"printf '\\n\\n\\n'", "has no items"},
     };
-    ht_config config = training_config(cpu, "{" TEXT "\"length\":8,\"documents\":\"lines\"}");
+    ht_config *config = training_config("{" TEXT "\"length\":8,\"documents\":\"lines\"}");
     ht_data_desc desc = HT_DATA_DESC_INIT;
     (void)state;
-    desc.config = &config;
+    desc.config = config;
     desc.path = path;
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         char command[512];
@@ -411,12 +411,12 @@ static void tokens(void **state) {
     OK(cpu, ht_tokenizer_encode(t, "the cat sat on the house", 24, ids, 64, &n));
     assert_in_range(n, 1, 12); /* words, not bytes */
     /* a corpus of such tokens */
-    ht_config config = training_config(
-        cpu, "{" TEXT "\"length\":32,\"batch\":2,\"documents\":\"lines\",\"vocab\":401}");
+    ht_config *config = training_config(
+        "{" TEXT "\"length\":32,\"batch\":2,\"documents\":\"lines\",\"vocab\":401}");
     ht_data_desc desc = HT_DATA_DESC_INIT;
     ht_data *data;
     ht_batch b = HT_BATCH_INIT;
-    desc.config = &config;
+    desc.config = config;
     desc.path = path;
     desc.tokenizer = t;
     write_file("the cat sat\nthe mat\n", 20);
@@ -432,7 +432,7 @@ static void tokens(void **state) {
     }
     assert_string_equal(got, "|the cat sat|the mat");
     ht_data_close(data);
-    config.vocab = 400;
+    training_set(config, "vocab", 400);
     REFUSED(cpu, ht_data_open(&data, cpu, &desc), HT_INVALID, "need a vocab of 401, got 400");
     ht_tokenizer_close(t);
     /* one that changes the text is refused */

@@ -29,12 +29,12 @@ static int close_device(void **state) {
 }
 
 /* The group's precision, then what the test asks for. */
-static ht_config config_of(const char *json) {
+static ht_config *config_of(const char *json) {
     char text[64];
-    ht_config config = training_config(ctx, "{}");
+    ht_config *config = training_config("{}");
     snprintf(text, sizeof text, "{\"dtype\":\"%s\"}", dtype);
-    OK(ctx, ht_config_read_json(ctx, &config, text));
-    OK(ctx, ht_config_read_json(ctx, &config, json));
+    OK(NULL, ht_config_read_json(config, text));
+    OK(NULL, ht_config_read_json(config, json));
     return config;
 }
 
@@ -48,7 +48,7 @@ static ht_config config_of(const char *json) {
     "\"train_items\":200,\"valid_items\":50,\"eval_every\":10,\"steps\":24,\"keep\":2,"
 
 typedef struct bench {
-    ht_config config;
+    ht_config *config;
     ht_model *model;
     ht_trainer *trainer;
     ht_data *train, *valid;
@@ -57,10 +57,10 @@ typedef struct bench {
 static bench make(const char *json) {
     bench b = {.config = config_of(json)};
     ht_data_desc desc = HT_DATA_DESC_INIT;
-    desc.config = &b.config;
-    OK(ctx, ht_model_create(&b.model, ctx, &b.config));
+    desc.config = b.config;
+    OK(ctx, ht_model_create(&b.model, ctx, b.config));
     OK(ctx, ht_trainer_create(&b.trainer, b.model, NULL));
-    if (b.config.format == HT_FORMAT_LISTOPS) {
+    if (training_is(b.config, "format", "listops")) {
         OK(ctx, ht_data_open(&b.train, ctx, &desc));
         desc.part = HT_PART_VALID;
         OK(ctx, ht_data_open(&b.valid, ctx, &desc));
@@ -98,14 +98,14 @@ static void same_weights(const bench *a, const bench *b) {
 /* ---- learning ---- */
 
 static void overfits(void **state) {
-    ht_config config = config_of(*state);
+    ht_config *config = config_of(*state);
     ht_model *model;
     ht_trainer *trainer;
     static random_batch batch;
     ht_report r = HT_REPORT_INIT;
-    OK(ctx, ht_model_create(&model, ctx, &config));
+    OK(ctx, ht_model_create(&model, ctx, config));
     OK(ctx, ht_trainer_create(&trainer, model, NULL));
-    training_batch(&batch, &config, 3);
+    training_batch(&batch, config, 3);
     OK(ctx, ht_trainer_evaluate(trainer, &batch.batch, &r));
     double before = r.loss;
     for (int i = 0; i < 300; i++) OK(ctx, ht_trainer_step(trainer, &batch.batch, 1, &r));
@@ -133,16 +133,16 @@ static void evaluates_without_dropout(void **state) {
                          "\"pool\":\"mean\",\"batch\":4,\"attention\":\"%s\","
                          "\"attention_dropout\":%g}",
                          kinds[kind], 0.5 * dropout);
-                ht_config config = training_config(ctx, json);
+                ht_config *config = training_config(json);
                 ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
                 ht_model *model;
                 ht_trainer *trainer;
                 ht_report report = HT_REPORT_INIT;
                 random_batch *batch = malloc(sizeof *batch);
                 assert_non_null(batch);
-                training_batch(batch, &config, 3);
+                training_batch(batch, config, 3);
                 desc.inference = inference;
-                OK(ctx, ht_model_create(&model, ctx, &config));
+                OK(ctx, ht_model_create(&model, ctx, config));
                 OK(ctx, ht_trainer_create(&trainer, model, &desc));
                 OK(ctx, ht_trainer_evaluate(trainer, &batch->batch, &report));
                 loss[dropout][inference] = report.loss;
@@ -162,7 +162,7 @@ static void accumulates(void **state) {
     static random_batch batch;
     ht_batch both[2];
     ht_report a = HT_REPORT_INIT, b = HT_REPORT_INIT;
-    training_batch(&batch, &once.config, 5);
+    training_batch(&batch, once.config, 5);
     both[0] = both[1] = batch.batch;
     OK(ctx, ht_trainer_step(once.trainer, &batch.batch, 1, &a));
     OK(ctx, ht_trainer_step(twice.trainer, both, 2, &b));
@@ -191,7 +191,7 @@ static void schedules(void **state) {
         snprintf(json, sizeof json, "{" TINY "%s,\"rate\":1}", cases[i].json);
         bench b = make(json);
         static random_batch batch;
-        training_batch(&batch, &b.config, 1);
+        training_batch(&batch, b.config, 1);
         for (int step = 0, k = 0; step <= 6; step++) {
             ht_report r = HT_REPORT_INIT;
             OK(ctx, ht_trainer_step(b.trainer, &batch.batch, 1, &r));
@@ -215,7 +215,7 @@ static void adamw(void **state) {
     double allowed = is_double ? 1e-9 : 4 * FLT_EPSILON; /* rate and weights are below 1 */
     bench b = make(json);
     static random_batch batch;
-    training_batch(&batch, &b.config, 2);
+    training_batch(&batch, b.config, 2);
     int64_t n = ht_model_parameters(b.model), at = 0;
     double *before = weights(b.model), *grad = malloc(sizeof *grad * (size_t)n), square = 0;
     OK(ctx, ht_trainer_gradient(b.trainer, &batch.batch, NULL));
@@ -231,8 +231,9 @@ static void adamw(void **state) {
     double *after = weights(b.model);
     for (int64_t i = 0; i < n; i++) {
         double g = grad[i] * 0.5 / sqrt(square),
-               rate = b.config.rate; /* first step: m/c1 = g, v/c2 = g^2 */
-        double want = before[i] - rate * (g / (fabs(g) + b.config.adam_epsilon) + 0.1 * before[i]);
+               rate = training_real(b.config, "rate"); /* first step: m/c1 = g, v/c2 = g^2 */
+        double want = before[i] - rate * (g / (fabs(g) + training_real(b.config, "adam_epsilon")) +
+                                          0.1 * before[i]);
         double most = allowed * fmax(1, fabs(want));
         if (!(fabs(after[i] - want) < most))
             print_error("%lld: %g, want %g\n", (long long)i, after[i], want);
@@ -301,9 +302,10 @@ static void train_in(bench *b, const char *name, int64_t stop, int resume) {
     desc.tell = tell;
     desc.user = &s;
     OK(ctx, ht_train(b->trainer, &desc));
-    assert_int_equal(s.seen, stop ? stop : b->config.steps);
+    assert_int_equal(s.seen, stop ? stop : training_int(b->config, "steps"));
     /* what was drawn ahead does not count */
-    assert_int_equal(ht_data_position(b->train), s.seen * b->config.accumulate * b->config.batch);
+    assert_int_equal(ht_data_position(b->train), s.seen * training_int(b->config, "accumulate") *
+                                                     training_int(b->config, "batch"));
 }
 
 #define WITH_DROPOUT "{" TINY "\"dropout\":0.1,\"attention_dropout\":0.1,\"accumulate\":2}"

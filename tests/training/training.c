@@ -24,12 +24,83 @@ void training_refused(ht_context *ctx, ht_status got, ht_status want, const char
     fail();
 }
 
-ht_config training_config(ht_context *ctx, const char *json) {
-    ht_config config = HT_CONFIG_INIT;
-    OK(ctx, ht_config_preset(ctx, &config, NULL));
-    OK(ctx, ht_config_read_json(ctx, &config, json));
+/* ---- configurations ---- */
+
+static ht_config *made[1 << 14];
+static int made_count;
+
+static ht_config *make(const char *preset) {
+    ht_config *config;
+    OK(NULL, ht_config_create(&config, NULL, preset));
+    assert_true(made_count < (int)(sizeof made / sizeof *made));
+    return made[made_count++] = config;
+}
+
+ht_config *training_preset(const char *name) { return make(name); }
+
+ht_config *training_config(const char *json) {
+    ht_config *config = make(NULL);
+    OK(NULL, ht_config_read_json(config, json));
     return config;
 }
+
+static ht_key_info find(const char *key) {
+    ht_key_info info = HT_KEY_INFO_INIT;
+    for (int i = 0; i < ht_config_keys(); i++) {
+        OK(NULL, ht_config_key(i, &info));
+        if (strcmp(info.name, key) == 0) return info;
+    }
+    fail_msg("there is no key %s", key);
+    return info;
+}
+
+int64_t training_int(const ht_config *config, const char *key) {
+    ht_key_info info = find(key);
+    int64_t x = 0;
+    const char *word;
+    if (info.kind != HT_KEY_CHOICE) {
+        OK(NULL, ht_config_get_int(config, key, &x));
+        return x;
+    }
+    OK(NULL, ht_config_get_choice(config, key, &word));
+    while (strcmp(info.choices[x], word) != 0) x++;
+    return x;
+}
+
+double training_real(const ht_config *config, const char *key) {
+    double x;
+    OK(NULL, ht_config_get_real(config, key, &x));
+    return x;
+}
+
+int training_is(const ht_config *config, const char *key, const char *word) {
+    const char *is;
+    OK(NULL, ht_config_get_choice(config, key, &is));
+    return strcmp(is, word) == 0;
+}
+
+void training_choose(ht_config *config, const char *key, const char *word) {
+    OK(NULL, ht_config_set_choice(config, key, word));
+}
+
+void training_set(ht_config *config, const char *key, double value) {
+    ht_key_info info = find(key);
+    if (info.kind == HT_KEY_REAL)
+        OK(NULL, ht_config_set_real(config, key, value));
+    else if (info.kind == HT_KEY_INT)
+        OK(NULL, ht_config_set_int(config, key, (int64_t)value));
+    else
+        training_choose(config, key, info.choices[(int)value]);
+}
+
+int training_same(const ht_config *a, const ht_config *b) {
+    static char text[2][1 << 14];
+    OK(NULL, ht_config_write_json(a, text[0], sizeof text[0], NULL));
+    OK(NULL, ht_config_write_json(b, text[1], sizeof text[1], NULL));
+    return strcmp(text[0], text[1]) == 0;
+}
+
+/* ---- files ---- */
 
 char training_folder[64];
 
@@ -39,6 +110,7 @@ int training_folder_open(void) {
 }
 
 int training_folder_close(void) {
+    while (made_count > 0) ht_config_destroy(made[--made_count]);
     char command[128];
     snprintf(command, sizeof command, "rm -rf '%s'", training_folder);
     return system(command);
@@ -106,26 +178,28 @@ double training_random(uint32_t *state) {
 }
 
 void training_batch(random_batch *out, const ht_config *c, uint32_t seed) {
-    int denoise = c->task == HT_TASK_DENOISE, pairs = c->task == HT_TASK_PAIRS;
-    int by_token = c->task == HT_TASK_LANGUAGE || denoise;
+    int denoise = training_is(c, "task", "denoise"), pairs = training_is(c, "task", "pairs");
+    int by_token = training_is(c, "task", "language") || denoise;
+    int64_t items = training_int(c, "batch"), most = training_int(c, "length");
+    int64_t vocab = training_int(c, "vocab"), classes = training_int(c, "classes");
     uint32_t state = seed * 2654435761u + 12345u;
-    int64_t sequences = c->batch * (pairs ? 2 : 1), at = 0;
+    int64_t sequences = items * (pairs ? 2 : 1), at = 0;
     out->cu_seqlens[0] = 0;
     for (int64_t i = 0; i < sequences; i++) {
-        int64_t length = 1 + (int64_t)(training_random(&state) * (double)c->length);
+        int64_t length = 1 + (int64_t)(training_random(&state) * (double)most);
         for (int64_t k = 0; k < length; k++, at++) {
             int zero = training_random(&state) < 0.1; /* some tokens are masked out */
             out->tokens[at] =
-                zero ? 0 : 1 + (int32_t)(training_random(&state) * (double)(c->vocab - 1));
+                zero ? 0 : 1 + (int32_t)(training_random(&state) * (double)(vocab - 1));
             if (!by_token) continue;
             double draw = zero ? 1 : training_random(&state);
-            out->targets[at] = zero ? -1 : (int32_t)(draw * (double)c->vocab);
+            out->targets[at] = zero ? -1 : (int32_t)(draw * (double)vocab);
             if (denoise) out->targets[at] = zero || draw > 0.4 ? -1 : out->tokens[at];
         }
         out->cu_seqlens[i + 1] = (int32_t)at;
     }
-    for (int64_t i = 0; i < c->batch && !by_token; i++)
-        out->targets[i] = (int32_t)(training_random(&state) * (double)c->classes);
+    for (int64_t i = 0; i < items && !by_token; i++)
+        out->targets[i] = (int32_t)(training_random(&state) * (double)classes);
     if (by_token) out->targets[0] = 1; /* at least one counts */
     out->batch = (ht_batch)HT_BATCH_INIT;
     out->batch.sequences = sequences;

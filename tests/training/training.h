@@ -22,8 +22,19 @@ void training_ok(ht_context *ctx, ht_status status, const char *what, const char
 void training_refused(ht_context *ctx, ht_status got, ht_status want, const char *words,
                       const char *what);
 
-/* Defaults, then the keys of a JSON object. */
-ht_config training_config(ht_context *ctx, const char *json);
+/* Defaults, then the keys of a JSON object; a preset; freed with the folder. Their sentences are
+ * the thread's: NULL for REFUSED. */
+ht_config *training_config(const char *json);
+ht_config *training_preset(const char *name);
+
+/* Values by name, which must be there: numbers, of a choice its number. */
+int64_t training_int(const ht_config *config, const char *key);
+double training_real(const ht_config *config, const char *key);
+int training_is(const ht_config *config, const char *key, const char *word);
+void training_set(ht_config *config, const char *key, double value);
+void training_choose(ht_config *config, const char *key, const char *word);
+/* Have both the same values? */
+int training_same(const ht_config *a, const ht_config *b);
 
 /* A batch of random tokens and targets that fits the configuration; lengths differ. */
 typedef struct random_batch {

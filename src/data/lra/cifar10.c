@@ -10,11 +10,11 @@ enum { SIDE = 32, PIXELS = SIDE * SIDE, RECORD = 1 + PIXELS, CLASSES = 10 };
 
 /* Adds a file's images as grey records. */
 static ht_status add_file(hti_set *s, hti_buffer *out, const char *path) {
-    ht_config config = HT_CONFIG_INIT;
+    ht_config config;
     ht_data_desc desc = HT_DATA_DESC_INIT;
     ht_data *data;
-    TRY(ht_config_preset(s->ctx, &config, NULL));
-    config.format = HT_FORMAT_IMAGES;
+    hti_config_defaults(&config, s->ctx);
+    config.format = HTI_FORMAT_IMAGES;
     config.length = PIXELS;
     config.classes = CLASSES;
     config.batch = 1;

@@ -187,9 +187,9 @@ static ht_status read_file(void *user, const char *name, const char *bytes, size
 }
 
 static ht_status check(const ht_data *d) {
-    CHECK(d->ctx, d->config.task == HT_TASK_CLASSIFY || d->config.task == HT_TASK_DENOISE,
+    CHECK(d->ctx, d->config.task == HTI_TASK_CLASSIFY || d->config.task == HTI_TASK_DENOISE,
           HT_INVALID, "images are for task classify or denoise, got %s",
-          ht_config_choice("task", (int)d->config.task));
+          hti_config_choice("task", (int)d->config.task));
     CHECK(d->ctx, d->config.vocab >= 256, HT_INVALID, "pixels need a vocab of 256, got %lld",
           (long long)d->config.vocab);
     return HT_OK;

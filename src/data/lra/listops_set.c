@@ -100,12 +100,12 @@ static ht_status put_next(void *user, const uint16_t *ids, int64_t count, int va
 }
 
 ht_status hti_listops_set(hti_set *s) {
-    ht_config c = HT_CONFIG_INIT;
+    ht_config c;
     int64_t items[3];
     parting p = {.count = 0};
     memcpy(items, s->desc->items, sizeof items);
     if (!items[0] && !items[1] && !items[2]) items[0] = 96000, items[1] = items[2] = 2000;
-    TRY(ht_config_preset(s->ctx, &c, NULL));
+    hti_config_defaults(&c, s->ctx);
     c.data_seed = s->desc->seed;
     p.ends[0] = items[1];
     p.ends[1] = p.ends[0] + items[2];
