@@ -60,7 +60,7 @@ inside 'apt-get update -q >/dev/null
     apt-get install -y -q --no-install-recommends /root/libhtransformer1_*.deb \
         /root/libhtransformer-dev_*.deb >/dev/null
     dpkg-query -W -f="\${Package}\n" | sort | comm -13 /root/before - >/root/came
-    cat /root/came; ! grep -v "^libhtransformer\|^libgomp" /root/came
+    cat /root/came; if grep -v "^libhtransformer\|^libgomp" /root/came; then exit 1; fi
     cd /root; cc attend.c -o attend $(pkg-config --cflags --libs htransformer); ./attend
     cc -static attend.c -o alone $(pkg-config --cflags --static --libs htransformer); ./alone'
 say "all packages"

@@ -68,7 +68,7 @@ pkg_config_alone)
     eval "\"\$CC\" -static -std=c17 $strict $(pkg "$prefix" --cflags --silence-errors)" \
         "\"\$source\" -o program $flags"
     check ./program
-    ! LC_ALL=C readelf -d program | grep NEEDED
+    if LC_ALL=C readelf -d program | grep NEEDED; then exit 1; fi
     ;;
 cmake_shared | cmake_static)
     [ "$way" = cmake_shared ] || target=$static
