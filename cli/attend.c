@@ -30,6 +30,7 @@ typedef struct attend_values {
     const char *out, *lse;
     int64_t block, threads;
     int kind, query, causal;
+    cli_opening opening;
     double rotary0, scale;
     const char *device;
 } attend_values;
@@ -53,8 +54,9 @@ static const cli_option options[] = {
      .help = "rows of a block, even: larger is closer to full attention"},
     {"query", CLI_CHOICE, AT(query), .choices = cli_queries, .fallback = "auto",
      .help = "query of a cluster: mean of its rows, its first row, or every row its own; auto: "
-             "with --causal fine, else mean"},
+             "with --causal or --open fine, else mean"},
     {"causal", CLI_FLAG, AT(causal), .help = "row i sees rows up to i; not with --query mean"},
+    CLI_OPENING(attend_values, opening),
     {"bias", CLI_READ, AT(in[IN_BIAS]), "FILE",
      .help = "relative position bias [4*block - 1, heads]"},
     {"rotary0", CLI_REAL, AT(rotary0), "THETA", .max = INT64_MAX,
@@ -165,7 +167,7 @@ static bool make_plan(job *j) {
     const npy_header *k = &j->in[IN_K].header;
     ht_attention_desc desc = HT_ATTENTION_DESC_INIT;
     desc.kind = (ht_kind)v->kind;
-    desc.query = cli_query(v->query, v->causal);
+    desc.query = cli_query(v->query, v->causal, v->opening.open);
     desc.dtype = j->in[IN_Q].header.type == NPY_F64 ? HT_F64 : HT_F32;
     desc.causal = v->causal;
     desc.has_bias = j->in[IN_BIAS].file != NULL;
@@ -174,6 +176,8 @@ static bool make_plan(job *j) {
     desc.head_dim = k->shape[3];
     desc.value_dim = j->value_dim;
     desc.block = v->block;
+    desc.open = v->opening.open, desc.open_leaf = v->opening.leaf;
+    desc.open_peek = v->opening.peek;
     desc.max_rows = j->batch * j->length; /* the file holds them, so this fits */
     desc.max_sequences = j->batch;
     desc.max_length = j->length;

@@ -42,7 +42,33 @@ extern const char *const cli_dtypes[];
  * no such device exists, CLI_FAILED where this machine does not have it. */
 ht_context *cli_open_device(const char *device, int64_t threads, int *code, cli_error *error);
 
+/* --open, --open_leaf and --open_peek. */
+typedef struct cli_opening {
+    int64_t open, leaf, peek;
+} cli_opening;
+#define CLI_OPENING(values, field)                                                         \
+    {"open",                                                                               \
+     CLI_INT,                                                                              \
+     offsetof(values, field.open),                                                         \
+     "K",                                                                                  \
+     "0",                                                                                  \
+     .max = 1 << 20,                                                                       \
+     .help = "clusters that every row opens at each level, with --query fine; 0 is none"}, \
+        {"open_leaf",                                                                      \
+         CLI_INT,                                                                          \
+         offsetof(values, field.leaf),                                                     \
+         "W",                                                                              \
+         "8",                                                                              \
+         .min = 1,                                                                         \
+         .max = 1 << 20,                                                                   \
+         .help = "a cluster of so many rows is opened to its rows; a power of two"},       \
+    {                                                                                      \
+        "open_peek", CLI_INT, offsetof(values, field.peek), "P", "1",                      \
+            .min = -1, .max = 48,                                                          \
+            .help = "levels below a cluster that its score looks at; -1 is its mean alone" \
+    }
+
 /* What --query stands for: auto is resolved by the library. */
-ht_query cli_query(int chosen, int causal);
+ht_query cli_query(int chosen, int causal, int64_t open);
 
 #endif

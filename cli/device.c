@@ -17,10 +17,11 @@ _Static_assert(HT_QUERY_AUTO == 0 && HT_QUERY_MEAN == 1 && HT_QUERY_FIRST == 2 &
                "order of cli_queries");
 _Static_assert(HT_F32 == 0 && HT_BF16 == 1 && HT_F64 == 2, "order of cli_dtypes");
 
-ht_query cli_query(int chosen, int causal) {
+ht_query cli_query(int chosen, int causal, int64_t open) {
     ht_attention_desc desc = HT_ATTENTION_DESC_INIT;
     desc.query = (ht_query)chosen;
     desc.causal = causal;
+    desc.open = open;
     return ht_attention_query(&desc);
 }
 

@@ -354,8 +354,10 @@ typedef struct ht_generator ht_generator;
 
 typedef struct ht_generator_desc {
     size_t size;
-    int64_t slots; /* 0: 1 */
-    int64_t rows;  /* tokens computed at a time; longer prompts go in pieces. 0: 256 */
+    int64_t slots;           /* 0: 1 */
+    int64_t rows;            /* tokens computed at a time; longer prompts go in pieces. 0: 256 */
+    const ht_config *config; /* how many clusters rows open (open, open_leaf, open_peek); NULL: the
+                                model's own */
 } ht_generator_desc;
 #define HT_GENERATOR_DESC_INIT \
     { .size = sizeof(ht_generator_desc) }
@@ -451,7 +453,7 @@ typedef struct ht_trainer ht_trainer; /* activations, gradients, moments, step *
 typedef struct ht_trainer_desc {
     size_t size;
     const ht_config *config; /* how to train; NULL: the model's own. length may differ, too, but not
-                                exceed what a model with learned positions has */
+                                exceed what a model with learned positions has; and open */
     int inference;           /* 1: evaluate and predict only; no memory for anything else */
 } ht_trainer_desc;
 #define HT_TRAINER_DESC_INIT \

@@ -23,7 +23,8 @@ static const cli_option options[] = {
     {"kind", CLI_CHOICE, BENCH_AT(kind), .choices = cli_kinds, .fallback = "hierarchical",
      .help = "which attention"},
     {"query", CLI_CHOICE, BENCH_AT(query), .choices = cli_queries, .fallback = "auto",
-     .help = "query of a cluster; auto: with --causal fine, else mean"},
+     .help = "query of a cluster; auto: with --causal or --open fine, else mean"},
+    CLI_OPENING(bench_values, opening),
     {"causal", CLI_FLAG, BENCH_AT(causal), .help = "row i sees rows up to i"},
     {"bias", CLI_FLAG, BENCH_AT(bias), .help = "with a bias by distance, and its gradient"},
     {"keep", CLI_FLAG, BENCH_AT(keep),
@@ -299,12 +300,13 @@ static void print_head(const bench_run *run) {
         run->cuda      ? "floor: every input read and output written once, at the speed of a copy"
         : sgemm_blas() ? sgemm_blas()
                        : "no sgemm column: this program was built without a BLAS";
-    cli_line("%s%s%s%s%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64
+    char opened[32];
+    cli_line("%s%s%s%s%s, query %s%s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64
              ", head_dim %" PRId64 ", block %" PRId64 ", %s",
              cli_kinds[d->kind], d->causal ? " causal" : "", d->has_bias ? ", bias" : "",
              run->values->keep ? ", keeping" : "", run->values->packed ? ", packed" : "",
-             cli_queries[d->query], run->values->batch, d->q_heads, d->kv_heads, d->head_dim,
-             d->block, cli_dtypes[d->dtype]);
+             cli_queries[d->query], bench_open_text(opened, d), run->values->batch, d->q_heads,
+             d->kv_heads, d->head_dim, d->block, cli_dtypes[d->dtype]);
     cli_line("on %s, %d thread%s; %s%s", ht_context_device(run->ctx), ht_context_threads(run->ctx),
              ht_context_threads(run->ctx) == 1 ? "" : "s",
              !run->cuda && sgemm_blas() ? "sgemm by " : "", yardstick);
@@ -378,7 +380,8 @@ const cli_command cli_bench_attention = {
         "GFLOP/s counts useful operations: 2*head_dim + 2*value_dim per product of a query "
         "(or coarse query) with a key, counted from the definition. Hierarchical mean without "
         "--causal counts the nominal 4.5*block products per row, full length per row, full "
-        "--causal half of that; backward counts 2.5 times forward.\n"
+        "--causal half of that; --open K adds 2 K products per row and "
+        "level; backward counts 2.5 times forward.\n"
         "sgemm is the best of the BLAS on squares of 512, 1024 and 2048 (median per size), "
         "measured between the repeats at the same number of threads; ratio is GFLOP/s over "
         "it. On a GPU the yardstick is floor ms, every input read and every output written "

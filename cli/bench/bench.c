@@ -105,7 +105,7 @@ bool bench_open(bench_run *out, const bench_values *values, const char *name) {
     *out = (bench_run){.values = values, .name = name, .seed = 1, .code = CLI_FAILED};
     out->desc = (ht_attention_desc)HT_ATTENTION_DESC_INIT;
     out->desc.kind = (ht_kind)values->kind;
-    out->desc.query = cli_query(values->query, values->causal);
+    out->desc.query = cli_query(values->query, values->causal, values->opening.open);
     out->desc.dtype = (ht_dtype)values->dtype;
     out->desc.causal = values->causal;
     out->desc.has_bias = values->bias;
@@ -113,6 +113,9 @@ bool bench_open(bench_run *out, const bench_values *values, const char *name) {
     out->desc.kv_heads = values->kv_heads ? values->kv_heads : values->heads;
     out->desc.head_dim = out->desc.value_dim = values->head_dim;
     out->desc.block = values->block;
+    out->desc.open = values->opening.open;
+    out->desc.open_leaf = values->opening.leaf;
+    out->desc.open_peek = values->opening.peek;
     if (!check_heads(out)) return false;
     out->ctx = cli_open_device(values->device, values->threads, &out->code, &out->error);
     if (!out->ctx) return false;
@@ -191,10 +194,17 @@ void bench_json_begin(json_writer *json, const bench_run *run, const char *what,
     json_int(json, "length", length);
     json_int(json, "head_dim", d->head_dim);
     json_int(json, "block", d->block);
+    json_int(json, "open", d->open);
     json_text(json, "dtype", cli_dtypes[d->dtype]);
     json_text(json, "device", ht_context_device(run->ctx));
     json_int(json, "threads", ht_context_threads(run->ctx));
     json_text(json, "version", ht_version());
+}
+
+const char *bench_open_text(char out[32], const ht_attention_desc *desc) {
+    out[0] = '\0';
+    if (desc->open) snprintf(out, 32, ", open %" PRId64, desc->open);
+    return out;
 }
 
 const char *bench_bytes_text(char out[16], double bytes) {

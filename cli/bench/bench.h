@@ -13,6 +13,7 @@ typedef struct bench_values {
     cli_ints length;
     int64_t batch, heads, kv_heads, head_dim, block, threads, repeat;
     int kind, query, causal, bias, dtype, keep, packed, json;
+    cli_opening opening;
     const char *device;
 } bench_values;
 
@@ -113,6 +114,9 @@ void bench_settle(const bench_run *run);
 
 /* The members that every line of JSON has, up to the measurements. */
 void bench_json_begin(json_writer *json, const bench_run *run, const char *what, int64_t length);
+
+/* ", open 8", or nothing */
+const char *bench_open_text(char out[32], const ht_attention_desc *desc);
 
 /* "12.3 MiB" */
 const char *bench_bytes_text(char out[16], double bytes);

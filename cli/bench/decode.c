@@ -24,6 +24,7 @@ static const cli_option options[] = {
      .help = "which attention; full is the plain KV cache"},
     {"query", CLI_CHOICE, BENCH_AT(query), .choices = cli_queries, .fallback = "auto",
      .help = "query of a cluster; auto is fine"},
+    CLI_OPENING(bench_values, opening),
     BENCH_RUN,
     {0},
 };
@@ -142,11 +143,13 @@ static bool measure(bench_run *run, decode *d) {
 
 static void print_head(const bench_run *run) {
     const ht_attention_desc *d = &run->desc;
-    cli_line("%s, query %s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head_dim %" PRId64
+    char opened[32];
+    cli_line("%s, query %s%s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head_dim %" PRId64
              ", block %" PRId64 ", %s, on %s, %d thread%s",
-             cli_kinds[d->kind], cli_queries[d->query], run->values->batch, d->q_heads, d->kv_heads,
-             d->head_dim, d->block, cli_dtypes[d->dtype], ht_context_device(run->ctx),
-             ht_context_threads(run->ctx), ht_context_threads(run->ctx) == 1 ? "" : "s");
+             cli_kinds[d->kind], cli_queries[d->query], bench_open_text(opened, d),
+             run->values->batch, d->q_heads, d->kv_heads, d->head_dim, d->block,
+             cli_dtypes[d->dtype], ht_context_device(run->ctx), ht_context_threads(run->ctx),
+             ht_context_threads(run->ctx) == 1 ? "" : "s");
     cli_head("%9s %12s %12s %12s %10s %11s %11s %9s", "context", "us/token", "us/step", "slowest",
              "rows", "state", "KV cache", "smaller");
 }

@@ -230,7 +230,7 @@ bool map_blocks(const map_values *v, int *code, cli_error *error) {
     map_shape s = {.length = v->length,
                    .block = v->block,
                    .causal = v->causal,
-                   .query = cli_query(v->query, v->causal),
+                   .query = cli_query(v->query, v->causal, 0),
                    .levels = 1};
     while (s.block << s.levels < s.length) s.levels++;
     *code = CLI_FAILED;

@@ -70,7 +70,7 @@ static bool open_files(map_input *in, const map_values *v, int *code, cli_error 
         in->kv_heads = k.header.shape[2];
         in->value_dim = v->v ? w.header.shape[3] : 1;
         in->causal = v->causal;
-        in->query = cli_query(v->query, v->causal);
+        in->query = cli_query(v->query, v->causal, 0);
         in->block = v->block;
         snprintf(in->about, sizeof in->about, "%.60s, %.60s", v->q, v->k);
         in->ctx = cli_open_device(v->device, v->threads, code, error);
@@ -170,7 +170,8 @@ static bool read_layer(map_input *in, const int32_t *tokens, int64_t count, int6
 }
 
 static bool open_checkpoint(map_input *in, const map_values *v, int *code, cli_error *error) {
-    if (!run_open(&in->model, v->run, v->last, 0, v->device, v->threads, code, error)) return false;
+    if (!run_open(&in->model, v->run, v->last, 0, -1, v->device, v->threads, code, error))
+        return false;
     const ht_config *c = in->model.config;
     int64_t layers = setting_int(c, "layers"), merge = setting_int(c, "merge");
     in->ctx = in->model.ctx;

@@ -134,7 +134,7 @@ static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_er
 bool report_evaluate(report_run *r, const report_values *v, cli_error *error) {
     run_model m;
     int code;
-    bool good = run_open(&m, r->path, v->last, 0, v->device, v->threads, &code, error);
+    bool good = run_open(&m, r->path, v->last, 0, -1, v->device, v->threads, &code, error);
     if (good) {
         good = evaluate(r, &m, v, error);
         run_close(&m);

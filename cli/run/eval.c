@@ -13,7 +13,7 @@
 
 typedef struct eval_values {
     const char *run, *data, *papers, *device;
-    int64_t threads, fresh, items, length;
+    int64_t threads, fresh, items, length, open;
     double holdout;
     int json, last, part, by_position;
     run_rows rows;
@@ -36,6 +36,7 @@ static const cli_option options[] = {
      .help = "no more than N items, the first ones; 0: all"},
     {"length", CLI_INT, offsetof(eval_values, length), "N", "0", .min = 0, .max = 134217728,
      .help = "tokens of a text, or of a language model's context; 0: as in training"},
+    RUN_OPEN_OPTION(eval_values, open),
     RUN_ROWS_OPTIONS(eval_values, rows),
     {"last", CLI_FLAG, offsetof(eval_values, last), .help = "the newest checkpoint, not the best"},
     {"by_position", CLI_FLAG, offsetof(eval_values, by_position),
@@ -182,7 +183,7 @@ static int run(const void *values) {
     ht_data *data = NULL;
     cli_error error = {""};
     int code;
-    if (!run_open(&m, v->run, v->last, v->length, v->device, v->threads, &code, &error)) {
+    if (!run_open(&m, v->run, v->last, v->length, v->open, v->device, v->threads, &code, &error)) {
         cli_say("eval", "%s", error.text);
         return code;
     }

@@ -17,7 +17,7 @@
 typedef struct generate_values {
     const char *run, *prompt, *prompts, *stop, *device, *save_state, *load_state;
     double temperature, top_p, min_p, repeat_penalty;
-    int64_t tokens, top_k, seed, slots, report, threads;
+    int64_t tokens, top_k, seed, slots, report, threads, open;
     int json, last, logprobs, discard, endless;
 } generate_values;
 
@@ -50,6 +50,7 @@ static const cli_option options[] = {
      .help = "--prompts generated side by side"},
     {"report", CLI_INT, AT(report), "N", "0", .min = 0, .max = INT64_C(1) << 40,
      .help = "speed and memory to stderr every N tokens; 0: at the end"},
+    RUN_OPEN_OPTION(generate_values, open),
     {"json", CLI_FLAG, AT(json), .help = "a JSON object per text instead of the text"},
     {"discard", CLI_FLAG, AT(discard), .help = "write no text, only count"},
     {"last", CLI_FLAG, AT(last), .help = "the newest checkpoint, not the best"},
@@ -467,8 +468,10 @@ static bool prepare(generate *r) {
         return cli_fail(&r->error, "%s is no language model: its task is %s", r->m.path,
                         setting_word(r->m.config, "task"));
     desc.slots = v->prompts ? v->slots : 1;
+    desc.config = r->m.config;
     r->stream = !v->prompts && !v->json && !v->discard && !v->logprobs;
-    return read_stop(r) && lib(r, ht_generator_create(&r->g, r->m.model, &desc)) &&
+    return read_stop(r) && run_set_open(&r->m, v->open, &r->error) &&
+           lib(r, ht_generator_create(&r->g, r->m.model, &desc)) &&
            (!v->load_state || lib(r, ht_generator_load(r->g, 0, v->load_state)));
 }
 
@@ -495,7 +498,8 @@ const cli_command cli_generate = {
     .about = "RUN is a run folder of train, or a checkpoint itself; without it the small model "
              "that comes with the program writes. Text longer than the model was trained on is "
              "fine, unless its positions are learned: the state of a hierarchical model grows by "
-             "2 x block rows when the text doubles.\n"
+             "2 x block rows when the text doubles; where rows open clusters it keeps 2 rows per "
+             "token.\n"
              "A loaded state goes on with the bits that would have come without saving it (same "
              "seed, device and threads).\n",
     .options = options,

@@ -247,7 +247,7 @@ static int run(const void *values) {
     predictor p = {.json = v->json};
     cli_error error = {""};
     int code;
-    if (!run_open(&p.m, v->run, v->last, 0, v->device, v->threads, &code, &error)) {
+    if (!run_open(&p.m, v->run, v->last, 0, -1, v->device, v->threads, &code, &error)) {
         cli_say("predict", "%s", error.text);
         return code;
     }

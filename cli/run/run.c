@@ -179,13 +179,18 @@ static bool set_length(const run_model *m, int64_t length, cli_error *error) {
            cli_fail(error, "%s", ht_context_error(m->ctx));
 }
 
-bool run_open(run_model *out, const char *run, int last, int64_t length, const char *device,
-              int64_t threads, int *code, cli_error *error) {
+bool run_set_open(run_model *m, int64_t open, cli_error *error) {
+    return open < 0 || ht_config_set_int(m->config, "open", open) == HT_OK ||
+           cli_fail(error, "%s", ht_context_error(m->ctx));
+}
+
+bool run_open(run_model *out, const char *run, int last, int64_t length, int64_t open,
+              const char *device, int64_t threads, int *code, cli_error *error) {
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
     desc.inference = 1;
     if (!run_load(out, run, last, device, threads, code, error)) return false;
     desc.config = out->config;
-    bool good = set_length(out, length, error) &&
+    bool good = set_length(out, length, error) && run_set_open(out, open, error) &&
                 (ht_trainer_create(&out->trainer, out->model, &desc) == HT_OK ||
                  cli_fail(error, "%s", ht_context_error(out->ctx)));
     if (!good) run_close(out);

@@ -22,16 +22,26 @@ typedef struct run_model {
     ht_model *model;
     ht_trainer *trainer;     /* run_open */
     ht_tokenizer *tokenizer; /* language models */
-    ht_config *config;       /* the model's, or with another length */
+    ht_config *config;       /* the model's, or with another length or open */
     char path[4096];         /* the file it came from */
 } run_model;
 
 /* The file of a run's weights, at most 4,096 bytes. `run`: a folder, or a checkpoint itself; last:
  * the newest checkpoint instead of the best. */
 bool run_find(char *out, const char *run, int last, cli_error *error);
-/* A model ready to be evaluated; length: of its sequences, 0: as it was trained. */
-bool run_open(run_model *out, const char *run, int last, int64_t length, const char *device,
-              int64_t threads, int *code, cli_error *error);
+/* A model ready to be evaluated; length: of its sequences, 0: as it was trained; open: clusters
+ * that a row opens, -1: as in training. */
+bool run_open(run_model *out, const char *run, int last, int64_t length, int64_t open,
+              const char *device, int64_t threads, int *code, cli_error *error);
+/* The option for it; and what it does to m->config. */
+#define RUN_OPEN_OPTION(values, field)                                                            \
+    {                                                                                             \
+        "open", CLI_INT, offsetof(values, field), "K", "-1",                                      \
+            .min = -1, .max = 1 << 20,                                                            \
+            .help = "clusters that a row opens, of a model with query fine; -1: as in training, " \
+                    "0: none"                                                                     \
+    }
+bool run_set_open(run_model *m, int64_t open, cli_error *error);
 /* The same with the model alone. run NULL: the model that comes with the program. */
 bool run_load(run_model *out, const char *run, int last, const char *device, int64_t threads,
               int *code, cli_error *error);

@@ -52,6 +52,7 @@ static void decide(ht_config *c) {
     if (language) c->causal = 1;
     ht_attention_desc coarse = HT_ATTENTION_DESC_INIT;
     coarse.query = (ht_query)c->query, coarse.causal = (int)c->causal;
+    coarse.open = c->open;
     c->query = ht_attention_query(&coarse);
     if (c->embed_std == 0) c->embed_std = language ? 0.02 : 1;
     if (language) c->mask_zero = 0;

@@ -14,6 +14,11 @@
     X(head_size, c->inner / c->heads <= 256, "inner / heads must be at most 256", "inner",         \
       "heads")                                                                                     \
     X(halves, c->block % 2 == 0, "block must be even", "block")                                    \
+    X(opens, c->open == 0 || (c->attention == HT_HIERARCHICAL && c->query == HT_QUERY_FINE),       \
+      "open needs attention hierarchical and query fine", "open", "attention", "query")            \
+    X(leaves, (c->open_leaf & (c->open_leaf - 1)) == 0, "open_leaf must be a power of two",        \
+      "open_leaf")                                                                                 \
+    X(peeks, c->open_peek != 0, "open_peek must be at least 1, or -1", "open_peek")                \
     X(turns, c->rotary == HTI_ROTARY_NONE || c->inner / c->heads % 2 == 0,                         \
       "rotary positions need an even head size, inner / heads", "inner", "heads")                  \
     X(drop, c->dropout < 1, "dropout must be below 1", "dropout")                                  \

@@ -108,10 +108,10 @@ static void fill_rates(ht_generator *g) {
 
 /* ---- create and destroy ---- */
 
-static ht_status make_layers(ht_generator *g) {
+static ht_status make_layers(ht_generator *g, const ht_config *how) {
     const ht_config *c = &g->model->config;
     ht_attention_desc d;
-    hti_model_attention(&d, g->model);
+    hti_model_attention(&d, g->model, how);
     d.max_rows = g->max_rows;
     TRY(ht_attention_create(&g->plan, g->ctx, &d));
     size_t layers = (size_t)c->layers;
@@ -130,11 +130,11 @@ static ht_status make_layers(ht_generator *g) {
     return HT_OK;
 }
 
-static ht_status create(ht_generator *g) {
+static ht_status create(ht_generator *g, const ht_config *how) {
     const ht_config *c = &g->model->config;
     g->logit_rows = g->max_rows < 16 ? g->max_rows : 16;
     if (c->sinusoidal) g->fixed_rows = c->learned ? c->length : g->max_rows;
-    TRY(make_layers(g));
+    TRY(make_layers(g, how));
     TRY(carve(g));
     fill_rates(g);
     g->layers.turn = g->turn;
@@ -160,6 +160,8 @@ ht_status ht_generator_create(ht_generator **out, ht_model *model, const ht_gene
           (long long)slots);
     CHECK(ctx, rows >= 1 && rows <= 1 << 20, HT_INVALID, "rows must be 1 to 1048576, got %lld",
           (long long)rows);
+    ht_config how = own.config ? *own.config : model->config;
+    TRY(hti_config_resolve(ctx, &how));
     ht_generator *g = hti_host_alloc(ctx, sizeof *g);
     CHECK(ctx, g, HT_NOMEM, "out of memory: %zu bytes for a generator", sizeof *g);
     memset(g, 0, sizeof *g);
@@ -167,7 +169,7 @@ ht_status ht_generator_create(ht_generator **out, ht_model *model, const ht_gene
     g->ctx = ctx;
     g->slots = slots;
     g->max_rows = rows;
-    ht_status status = create(g);
+    ht_status status = create(g, &how);
     if (status != HT_OK) {
         ht_generator_destroy(g);
         return status;

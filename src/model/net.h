@@ -71,8 +71,8 @@ ht_status hti_net_backward(hti_net *net, void *grads);
 ht_status hti_net_logits(hti_net *net); /* classify, pairs: into net->logits [items, classes] */
 
 /* What every network of this model shares: the attention's plan but for its maxima, and where each
- * layer's weights lie [layers]. */
-void hti_model_attention(ht_attention_desc *out, const ht_model *model);
+ * layer's weights lie [layers]. how: what rows open. */
+void hti_model_attention(ht_attention_desc *out, const ht_model *model, const ht_config *how);
 void hti_model_point(hti_layer_weights *out, const ht_model *model);
 
 /* batch.c: parts of load. */

@@ -179,7 +179,7 @@ static ht_status fill_constants(hti_net *n) {
 
 /* ---- plans and pointers ---- */
 
-void hti_model_attention(ht_attention_desc *out, const ht_model *m) {
+void hti_model_attention(ht_attention_desc *out, const ht_model *m, const ht_config *how) {
     const ht_config *c = &m->config;
     *out = (ht_attention_desc)HT_ATTENTION_DESC_INIT;
     out->kind = (ht_kind)c->attention;
@@ -191,12 +191,14 @@ void hti_model_attention(ht_attention_desc *out, const ht_model *m) {
     out->kv_heads = c->kv_heads;
     out->head_dim = HTI_HEAD_DIM;
     out->block = c->block;
+    out->open = how->open, out->open_leaf = how->open_leaf, out->open_peek = how->open_peek;
+    out->open = c->open, out->open_leaf = c->open_leaf, out->open_peek = c->open_peek;
     out->rotary_theta = c->rotary == HTI_ROTARY_LEVEL0 ? c->rotary_theta : 0;
 }
 
 static ht_status make_plans(hti_net *n) {
     ht_attention_desc d;
-    hti_model_attention(&d, n->model);
+    hti_model_attention(&d, n->model, n->c);
     d.max_rows = n->max_rows;
     d.max_sequences = n->max_sequences;
     d.max_length = n->max_length;
@@ -264,6 +266,9 @@ static void merge(ht_config *out, const ht_config *model, const ht_config *train
     out->attention_dropout = train->attention_dropout;
     out->recompute = train->recompute;
     out->pad = train->pad;
+    out->open = train->open;
+    out->open_leaf = train->open_leaf;
+    out->open_peek = train->open_peek;
     out->seed = train->seed;
 }
 

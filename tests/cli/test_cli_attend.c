@@ -168,6 +168,18 @@ static void test_big_blocks_are_full_attention(void **state) {
     double *same = attend_f64(PLAIN "--block 50", SHAPE, COUNT);
     double *coarse = attend_f64(PLAIN "--block 4", SHAPE, COUNT);
     double *local = attend_f64(PLAIN "--block 4 --kind local", SHAPE, COUNT);
+    double *opened = attend_f64(PLAIN "--block 4 --open 100", SHAPE, COUNT);
+    double *some = attend_f64(PLAIN "--block 4 --open 2 --open_leaf 4 --open_peek 2", SHAPE, COUNT);
+    double *mean =
+        attend_f64(PLAIN "--block 4 --open 2 --open_leaf 1 --open_peek -1", SHAPE, COUNT);
+    assert_true(difference(full, opened) <= ROUNDING);
+    assert_true(difference(full, some) > 1e-3 && difference(some, mean) > 1e-3);
+    free(opened), free(some), free(mean);
+    program_expect(1, "open_leaf must be a power of two, got 6",
+                   "attend " PLAIN "--open 2 --open-leaf 6");
+    program_expect(1, "open is 2 with query mean, not fine",
+                   "attend " PLAIN "--open 2 --query mean");
+    program_expect(1, "open is 2 with kind full", "attend " PLAIN "--open 2 --kind full");
     assert_true(difference(full, same) <= ROUNDING);
     assert_true(difference(full, coarse) > 1e-3);  /* what the hierarchy leaves out */
     assert_true(difference(coarse, local) > 1e-3); /* what it adds to level 0 */

@@ -143,6 +143,13 @@ static void test_faults(void **state) {
         {2, "--tokens must be 0 to", "generate line --tokens -1"},
         {2, "--prompts goes without", "generate line --prompts p --prompt x"},
         {1, "nothere could not be opened", "generate nothere"},
+        {2, "--open must be -1 to 1048576", "generate line --open -2"},
+        {1,
+         "open needs attention hierarchical and query fine, got open 4, attention "
+         "hierarchical, query first",
+         "generate line --open 4"},
+        {1, "open needs attention hierarchical and query fine",
+         "eval line --data line.txt --open 4"},
         {1, "nothere could not be opened", "generate line --prompts nothere"},
         {1, "nothere", "generate line --load-state nothere"},
         {1, "line.txt is not a saved state", "generate line --load-state line.txt"},

@@ -249,6 +249,7 @@ static const char *const models[] = {
     "{" SMALL DROP "\"pad\":1,\"pool\":\"mean\"}",
     "{" SMALL "\"layers\":1,\"mask_zero\":0}",
     "{" SMALL "\"causal\":1,\"pool\":\"last\",\"query\":\"fine\",\"learned\":1}",
+    "{" SMALL "\"block\":2,\"length\":61,\"pool\":\"mean\",\"open\":2,\"open_leaf\":2}",
     "{" PAIRS "\"query\":\"mean\"}",
     "{" PAIRS DROP "\"pool\":\"mean\",\"attention\":\"full\",\"learned\":1}",
     "{" PAIRS "\"pool\":\"mean_all\",\"head_hidden\":0,\"pad\":1}",
@@ -317,6 +318,53 @@ static void drop(setup *s) {
     ht_trainer_destroy(s->trainer);
     ht_model_destroy(s->model);
     free(s);
+}
+
+/* Which models rows may open clusters of; `auto` is fine then. */
+static void opening(void **state) {
+    static const struct {
+        const char *json, *says;
+    } wrong[] = {
+        {"{\"open\":4,\"attention\":\"full\"}", "got open 4, attention full, query fine"},
+        {"{\"open\":4,\"attention\":\"local\"}",
+         "open needs attention hierarchical and query fine"},
+        {"{\"open\":4,\"query\":\"mean\"}", "got open 4, attention hierarchical, query mean"},
+        {"{\"open\":4,\"task\":\"language\",\"query\":\"first\"}", "query first"},
+        {"{\"open_leaf\":6}", "open_leaf must be a power of two, got open_leaf 6"},
+        {"{\"open_peek\":0}", "open_peek must be at least 1, or -1, got open_peek 0"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        REFUSED(NULL, ht_config_check(training_config(wrong[i].json)), HT_INVALID, wrong[i].says);
+    ht_model *model;
+    char query[16];
+    OK(ref, ht_model_create(&model, ref, training_config("{" SMALL "\"open\":4}")));
+    OK(ref, ht_config_get_text(ht_model_config(model), "query", query, sizeof query, NULL));
+    assert_string_equal(query, "fine");
+    ht_model_destroy(model);
+}
+
+/* A model can be evaluated with another number of clusters: none is the paper's attention, all of
+ * them the exact one, and they differ. */
+static void other_openings(void **state) {
+    enum { WAYS = 4 };
+    static const int64_t ways[WAYS] = {2, 0, 1000, 2};
+    float out[WAYS][64];
+    (void)state;
+    for (int i = 0; i < WAYS; i++) {
+        setup *s = make("{" SMALL "\"block\":2,\"length\":61,\"pool\":\"mean\",\"open\":2}");
+        ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
+        ht_trainer *trainer;
+        training_set(s->config, "open", ways[i]);
+        desc.config = s->config, desc.inference = 1;
+        OK(ref, ht_trainer_create(&trainer, s->model, &desc));
+        OK(ref, ht_trainer_predict(trainer, &s->batch.batch, out[i]));
+        assert_int_equal(training_int(ht_model_config(s->model), "open"), 2);
+        ht_trainer_destroy(trainer);
+        drop(s);
+    }
+    assert_memory_equal(out[0], out[3], sizeof(float) * 9);
+    for (int i = 0; i < 3; i++)
+        assert_true(memcmp(out[i], out[(i + 1) % 3], sizeof(float) * 9) != 0);
 }
 
 /* The loss with the dropout masks that the gradient had. */
@@ -623,7 +671,7 @@ static void reads_on(void **state) {
 }
 
 int main(void) {
-    enum { MOST = 3 * MODELS + LEAVING_OUT + 10 };
+    enum { MOST = 3 * MODELS + LEAVING_OUT + 12 };
     static char names[MOST][32];
     struct CMUnitTest tests[MOST];
     int n = 0;
@@ -632,6 +680,8 @@ int main(void) {
     tests[n++] = (struct CMUnitTest){"output scale", output_scale, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"slopes", slopes, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"grid", grid, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"opening", opening, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"other openings", other_openings, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"hidden", hidden, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"reads on", reads_on, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"sines", sines, NULL, NULL, NULL};
