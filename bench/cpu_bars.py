@@ -148,7 +148,7 @@ def plan_need(module, device, query, causal, length):
     lib = module._library.library()
     context = module.context(device, 0, THREADS)
     desc = module.AttentionDesc(size=sizeof(module.AttentionDesc),
-                                query=("mean", "first", "fine").index(query), causal=causal,
+                                query=("auto", "mean", "first", "fine").index(query), causal=causal,
                                 q_heads=HEADS, head_dim=DIM, block=BLOCK, max_rows=length,
                                 max_sequences=1)
     need = module.AttentionNeed(size=sizeof(module.AttentionNeed))

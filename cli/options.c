@@ -159,6 +159,7 @@ static bool parse_fallbacks(void *values, const cli_option *options, bool lists,
     for (const cli_option *o = options; o->name; o++) {
         cli_ints *list = (cli_ints *)((char *)values + o->offset);
         if (o->type == CLI_CHOICE && !lists) *(int *)((char *)values + o->offset) = -1;
+        if (o->type == CLI_REAL && !lists) *(double *)((char *)values + o->offset) = o->unset;
         if (!o->fallback || (o->type == CLI_INTS) != lists) continue;
         if (lists && list->count)
             list->given = 1;

@@ -42,6 +42,7 @@ typedef struct cli_option {
     const char *const *choices; /* CLI_CHOICE: ended by NULL */
     int64_t min, max;           /* CLI_INT(S), CLI_REAL; min == max: any */
     int64_t step;               /* CLI_INT(S): must be a multiple of this; 0: any */
+    double unset;               /* CLI_REAL: the value if it is neither given nor has a default */
     int required;
     const char *help;
     char letter; /* short form, -o; 0: none */

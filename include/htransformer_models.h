@@ -85,7 +85,7 @@ typedef struct ht_key_info {
     const char *const *choices; /* CHOICE: its names, ended by NULL; else NULL */
     double least, most;         /* INT, REAL */
     int keeps;   /* a run goes on with the value that it was begun with, and refuses another */
-    int decided; /* 0 (auto) leaves it to the library, once, when a run begins */
+    int decided; /* "auto", else 0, leaves it to the library, once, when a run begins */
 } ht_key_info;
 #define HT_KEY_INFO_INIT \
     { .size = sizeof(ht_key_info) }
@@ -474,6 +474,8 @@ typedef struct ht_report {
 
 HT_API ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_desc *desc);
 HT_API void ht_trainer_destroy(ht_trainer *trainer);
+/* The trainer's own, with all that was left open decided; lives as long as the trainer. */
+HT_API const ht_config *ht_trainer_config(const ht_trainer *trainer);
 HT_API int64_t ht_trainer_steps(const ht_trainer *trainer); /* updates so far */
 HT_API size_t ht_trainer_bytes(const ht_trainer *trainer);  /* device memory it holds */
 /* Those of its layers, see ht_attention_kernels. */
@@ -518,6 +520,12 @@ typedef struct ht_resume_info {
 /* A restore from the newest checkpoint of a run folder that can be read; out may be NULL. */
 HT_API ht_status ht_trainer_resume(ht_trainer *trainer, ht_data *data, const char *folder,
                                    ht_resume_info *out);
+
+/* Settings to go on with what is in a run folder, before a model is made of them: what they leave
+ * open is what its newest checkpoint that can be read has, the rest is decided and checked; a key
+ * that a run keeps (ht_key_info) with another value is refused. Nothing is taken from a folder
+ * without checkpoints. */
+HT_API ht_status ht_config_resume(ht_config *config, ht_context *ctx, const char *folder);
 
 /* What ht_train tells while it runs; returning non-zero ends the run after a checkpoint. */
 typedef struct ht_event {

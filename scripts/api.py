@@ -72,7 +72,7 @@ SETTINGS = """
 that the run was begun with: `apply` it, or `keep` the old one and refuse another. Where 0 (`auto`)
 lets the library decide, that happens once, when a run begins.
 """
-RESUME = {"APPLY": "apply", "KEEP": "keep", "DECIDED": "keep"}
+RESUME = {"APPLY": "apply", "KEEP": "keep", "DECIDED": "keep", "CHOSEN": "apply"}
 
 
 def plain(comment):
@@ -137,6 +137,8 @@ def settings():
         limits = "%s to %s" % (least, most)
         if kind == "CHOICE":
             default, limits = names[name][int(default)], ", ".join(names[name])
+        if resume == "CHOSEN":
+            default = "auto"
         yield "| `%s` | %s | %s | %s | %s | %s | %s |" % (
             name, kind.lower(), default, limits, owner.lower(), RESUME[resume], about)
     rules = (ROOT / "src/config/rules.h").read_text()

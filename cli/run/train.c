@@ -41,8 +41,8 @@ static cli_option options[32 + GIVEN_MOST] = {
      .help = "data to validate on; else --holdout"},
     {"papers", CLI_READ, offsetof(train_values, papers), "PATH",
      .help = "id<TAB>text lines; then --data and --valid are label<TAB>id<TAB>id (task pairs)"},
-    {"holdout", CLI_REAL, offsetof(train_values, holdout), "SHARE", "0.1", .min = 0, .max = 1,
-     .help = "share of --data that is kept for validation if there is no --valid"},
+    {"holdout", CLI_REAL, offsetof(train_values, holdout), "SHARE", .min = 0, .max = 1, .unset = -1,
+     .help = "share of --data that is kept for validation if there is no --valid (default 0.1)"},
     RUN_ROWS_OPTIONS(train_values, rows),
     {"preset", CLI_TEXT, offsetof(train_values, preset), "NAME",
      .help = "start from these settings; default small-listops, with --data small"},
@@ -117,6 +117,8 @@ static bool read_config(ht_context *ctx, ht_config *config, const char *path, cl
 
 static bool make_config(ht_context *ctx, ht_config **out, const train_values *v, cli_error *error) {
     const char *preset = v->preset ? v->preset : v->data ? "small" : "small-listops";
+    if (v->resume && v->preset)
+        return cli_fail(error, "--preset starts a run, --resume goes on with one");
     if (ht_config_create(out, ctx, v->resume ? NULL : preset) != HT_OK)
         return cli_fail(error, "--preset: %s", ht_context_error(ctx));
     if (v->resume) {
@@ -126,7 +128,8 @@ static bool make_config(ht_context *ctx, ht_config **out, const train_values *v,
     }
     if (v->config && !read_config(ctx, *out, v->config, error)) return false;
     if (!given_set(ctx, *out, &v->key, error)) return false;
-    return ht_config_check(*out) == HT_OK || cli_fail(error, "%s", ht_context_error(ctx));
+    ht_status status = v->resume ? ht_config_resume(*out, ctx, v->run) : ht_config_check(*out);
+    return status == HT_OK || cli_fail(error, "%s", ht_context_error(ctx));
 }
 
 /* ---- where the data is; kept in run.json for --resume ---- */
@@ -195,8 +198,11 @@ static bool write_places(const places *p, const char *run, cli_error *error) {
 }
 
 static bool make_places(places *out, const train_values *v, cli_error *error) {
-    *out = (places){.holdout = v->holdout, .rows = v->rows};
+    *out = (places){.holdout = v->holdout < 0 ? 0.1 : v->holdout, .rows = v->rows};
     if (v->resume && !read_places(out, v->run, error)) return false;
+    if (v->holdout >= 0 && v->holdout != out->holdout)
+        return cli_fail(error, "%s has --holdout %g and keeps it: it cannot go on with %g", v->run,
+                        out->holdout, v->holdout);
     if (v->data) snprintf(out->data, sizeof out->data, "%s", v->data);
     if (v->valid) snprintf(out->valid, sizeof out->valid, "%s", v->valid);
     if (v->papers) snprintf(out->papers, sizeof out->papers, "%s", v->papers);
@@ -360,7 +366,7 @@ static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
     if (ht_trainer_create(&p->trainer, p->model, &desc) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));
     return go_on(p, v, error) && keep_tokenizer(v, error) &&
-           write_folder(p->ctx, p->config, &p->where, v->run, error);
+           write_folder(p->ctx, ht_trainer_config(p->trainer), &p->where, v->run, error);
 }
 
 static int tell(void *user, const ht_event *event) {
@@ -371,7 +377,7 @@ static int tell(void *user, const ht_event *event) {
 static bool train(run_parts *p, const train_values *v, cli_error *error) {
     progress show;
     ht_train_desc desc = HT_TRAIN_DESC_INIT;
-    progress_begin(&show, p->ctx, p->model, p->config, v->quiet);
+    progress_begin(&show, p->ctx, p->model, ht_trainer_config(p->trainer), v->quiet);
     if (!v->quiet) progress_header(p->model, p->trainer, p->train, p->valid);
     desc.folder = v->run;
     desc.train = p->train;

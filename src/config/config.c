@@ -60,12 +60,20 @@ const hti_key *hti_key_find(const char *name) {
     return NULL;
 }
 
+double hti_key_open(const hti_key *k) {
+    const char *const *names = names_of(k->name);
+    double number = 0;
+    if (k->resume == HTI_APPLY || k->resume == HTI_KEEP) return NAN;
+    while (names && names[(int)number] && strcmp(names[(int)number], "auto") != 0) number++;
+    return number;
+}
+
 double hti_config_number(const ht_config *c, const hti_key *k) {
     const char *field = (const char *)c + k->offset;
     return k->kind == HT_KEY_REAL ? *(const double *)field : (double)*(const int64_t *)field;
 }
 
-static void put(ht_config *c, const hti_key *k, double x) {
+void hti_config_place(ht_config *c, const hti_key *k, double x) {
     char *field = (char *)c + k->offset;
     if (k->kind == HT_KEY_REAL)
         *(double *)field = x;
@@ -98,10 +106,11 @@ ht_status ht_config_key(int index, ht_key_info *out) {
                         .fallback = k->fallback_words,
                         .least = k->least,
                         .most = k->most,
-                        .keeps = k->resume != HTI_APPLY,
-                        .decided = k->resume == HTI_DECIDED,
+                        .keeps = k->resume == HTI_KEEP || k->resume == HTI_DECIDED,
+                        .decided = k->resume == HTI_DECIDED || k->resume == HTI_CHOSEN,
                         .choices = names_of(k->name)};
-    if (k->kind == HT_KEY_CHOICE) info.fallback = info.choices[(int)k->fallback];
+    double fallback = k->resume == HTI_CHOSEN ? hti_key_open(k) : k->fallback;
+    if (k->kind == HT_KEY_CHOICE) info.fallback = info.choices[(int)fallback];
     HTI_GIVE(ht_key_info, out, &info);
     return HT_OK;
 }
@@ -110,7 +119,12 @@ ht_status ht_config_key(int index, ht_key_info *out) {
 
 void hti_config_defaults(ht_config *out, ht_context *ctx) {
     *out = (ht_config){.ctx = ctx};
-    for (const hti_key *k = hti_keys; k->name; k++) put(out, k, k->fallback);
+    for (const hti_key *k = hti_keys; k->name; k++) hti_config_place(out, k, k->fallback);
+}
+
+static void leave_open(ht_config *c) {
+    for (const hti_key *k = hti_keys; k->name; k++)
+        if (k->resume == HTI_CHOSEN) hti_config_place(c, k, hti_key_open(k));
 }
 
 ht_status hti_config_make(ht_config **out, ht_context *ctx, const ht_config *from) {
@@ -127,6 +141,7 @@ ht_status ht_config_create(ht_config **out, ht_context *ctx, const char *preset)
     *out = NULL;
     ht_config config;
     hti_config_defaults(&config, ctx);
+    leave_open(&config);
     if (preset) TRY(hti_config_preset(&config, preset));
     return hti_config_make(out, ctx, &config);
 }
@@ -166,7 +181,7 @@ ht_status hti_config_put(ht_config *c, const hti_key *k, double x) {
           "%s must be a whole number, got %g", k->name, x);
     CHECK(c->ctx, x >= k->least && x <= k->most, HT_INVALID, "%s must be %.17g to %.17g, got %.17g",
           k->name, k->least, k->most, x);
-    put(c, k, x);
+    hti_config_place(c, k, x);
     return HT_OK;
 }
 

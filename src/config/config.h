@@ -44,6 +44,7 @@ enum {
     HTI_POOLED_LAST,
     HTI_POOLED_MAX
 };
+enum { HTI_DTYPE_AUTO = 3 };
 enum { HTI_ROTARY_NONE, HTI_ROTARY_LEVEL0, HTI_ROTARY_ALL };
 enum { HTI_SCHEDULE_CONSTANT, HTI_SCHEDULE_RSQRT, HTI_SCHEDULE_COSINE, HTI_SCHEDULE_LINEAR };
 enum { HTI_DECAY_MATRICES, HTI_DECAY_ALL };
@@ -51,7 +52,7 @@ enum { HTI_OPTIMIZER_ADAMW, HTI_OPTIMIZER_MUON };
 
 /* ---- keys ---- */
 
-typedef enum hti_resume { HTI_APPLY, HTI_KEEP, HTI_DECIDED } hti_resume;
+typedef enum hti_resume { HTI_APPLY, HTI_CHOSEN, HTI_KEEP, HTI_DECIDED } hti_resume;
 
 typedef struct hti_key {
     const char *name;
@@ -66,6 +67,8 @@ typedef struct hti_key {
 
 extern const hti_key hti_keys[]; /* ended by a NULL name */
 const hti_key *hti_key_find(const char *name);
+/* The value that leaves the key to hti_config_resolve; NAN: none does. */
+double hti_key_open(const hti_key *key);
 
 /* Name number `index` of a CHOICE; NULL: it has none. */
 const char *hti_config_choice(const char *key, int64_t index);
@@ -75,6 +78,7 @@ double hti_config_number(const ht_config *config, const hti_key *key);
 enum { HTI_WORDS = 32 };
 const char *hti_config_words(char out[HTI_WORDS], const ht_config *config, const hti_key *key);
 
+void hti_config_place(ht_config *config, const hti_key *key, double x);
 /* Checked against the key alone; else refused, with what was got as it was written. */
 ht_status hti_config_put(ht_config *config, const hti_key *key, double x);
 ht_status hti_config_put_words(ht_config *config, const hti_key *key, const char *words);
@@ -89,6 +93,14 @@ ht_status hti_config_make(ht_config **out, ht_context *ctx, const ht_config *fro
 
 /* Decides what was left open, checks everything; from then on it is ctx's. */
 ht_status hti_config_resolve(ht_context *ctx, ht_config *config);
+
+/* Settings for what was begun with `stored`, in which nothing is open: what `config` leaves open
+ * becomes what it was, and the rest is decided and checked; another value of what is kept is
+ * refused, and `what` begins the sentence. Kept are the keys that a run keeps; in a trainer all
+ * that are the model's. */
+typedef enum hti_begun { HTI_BEGUN_RUN, HTI_BEGUN_MODEL } hti_begun;
+ht_status hti_config_go_on(ht_context *ctx, ht_config *config, const ht_config *stored,
+                           hti_begun begun, const char *what);
 
 /* JSON by cJSON. FORMAT: it is none, or more follows; NOMEM: told apart from it. `what` begins the
  * sentence; cJSON_Delete ends what came out (NULL after a failure). */

@@ -11,7 +11,8 @@
  *          TRAINING: how the weights change; MACHINE: how this machine goes about it
  * resume   APPLY: a run goes on with the new value. KEEP: it goes on with the one that it was begun
  *          with, and another is refused. DECIDED: the same, and 0 leaves it to hti_config_resolve,
- *          once, when the run begins
+ *          once, when the run begins. CHOSEN: as APPLY, and the name "auto" leaves it open in the
+ *          same way; so it does in a new configuration, but not in a file without the key
  *
  * A new key is a row here, in any place; whether it may be combined with others is a row of
  * rules.h.
@@ -82,7 +83,8 @@
       "tokens that are amounts: waves over them; 0: unrelated")                                    \
     X(REAL, output_scale, 1, 0, 1000000, MODEL, KEEP,                                              \
       "first values of the last layer, times this; 0: zeros")                                      \
-    X(CHOICE, dtype, 0, 0, 2, MODEL, APPLY, "f32 (default), bf16 or f64")                          \
+    X(CHOICE, dtype, 0, 0, 3, MODEL, CHOSEN,                                                       \
+      "auto (default): bf16 on CUDA, f32 on the CPU; f32, bf16 or f64")                            \
     X(CHOICE, documents, 0, 0, 4, DATA, KEEP,                                                      \
       "of a text: file (default), lines, articles (<doc>), wikitext or fasta")                     \
     X(INT, across, 0, 0, 1, DATA, KEEP, "of a text: windows see across the ends of documents")     \
@@ -140,7 +142,7 @@
     X(documents, "file", "lines", "articles", "wikitext", "fasta") \
     X(pool, "cls", "first", "mean", "mean_all", "last", "max")     \
     X(rotary, "none", "level0", "all")                             \
-    X(dtype, "f32", "bf16", "f64")                                 \
+    X(dtype, "f32", "bf16", "f64", "auto")                         \
     X(schedule, "constant", "rsqrt", "cosine", "linear")           \
     X(decay, "matrices", "all")                                    \
     X(optimizer, "adamw", "muon")

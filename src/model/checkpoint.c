@@ -72,12 +72,12 @@ static char *labels_json(const hti_names *labels) {
     return text;
 }
 
-static ht_status write_header(hti_writer *w, const ht_model *m, const char *note,
-                              hti_entry *entries, int64_t count) {
+static ht_status write_header(hti_writer *w, const ht_model *m, const ht_config *settings,
+                              const char *note, hti_entry *entries, int64_t count) {
     char config[8192], *labels = NULL;
     const char *meta[9] = {"format", "pt", CONFIG_KEY, config};
     int used = 4;
-    TRY(ht_config_write_json(&m->config, config, sizeof config, NULL));
+    TRY(ht_config_write_json(settings, config, sizeof config, NULL));
     if (note) meta[used++] = NOTE_KEY, meta[used++] = note;
     if (m->named) {
         labels = labels_json(&m->labels);
@@ -89,9 +89,9 @@ static ht_status write_header(hti_writer *w, const ht_model *m, const char *note
     return status;
 }
 
-static ht_status write_all(hti_writer *w, const ht_model *m, const hti_part *parts, int count,
-                           const char *note, ht_dtype dtype, hti_entry *entries,
-                           char (*names)[NAME]) {
+static ht_status write_all(hti_writer *w, const ht_model *m, const ht_config *config,
+                           const hti_part *parts, int count, const char *note, ht_dtype dtype,
+                           hti_entry *entries, char (*names)[NAME]) {
     int64_t n = 0;
     for (int p = 0; p < count; p++) {
         for (int64_t i = 0; i < m->params.tensors; i++, n++) {
@@ -104,21 +104,21 @@ static ht_status write_all(hti_writer *w, const ht_model *m, const hti_part *par
                                      .count = t->count};
         }
     }
-    TRY(write_header(w, m, note, entries, n));
+    TRY(write_header(w, m, config, note, entries, n));
     for (int p = 0; p < count; p++)
         TRY(write_arena(w, m, &parts[p], dtype, entries + p * m->params.tensors));
     return hti_writer_commit(w);
 }
 
-static ht_status save_as(const ht_model *m, const hti_part *parts, int count, const char *note,
-                         ht_dtype dtype, const char *path) {
+static ht_status save_as(const ht_model *m, const ht_config *config, const hti_part *parts,
+                         int count, const char *note, ht_dtype dtype, const char *path) {
     size_t tensors = (size_t)m->params.tensors * (size_t)count;
     hti_writer w;
     TRY(hti_writer_open(&w, m->ctx, path));
     hti_entry *entries = hti_host_alloc(m->ctx, tensors * sizeof *entries);
     char(*names)[NAME] = hti_host_alloc(m->ctx, tensors * sizeof *names);
     ht_status status = entries && names
-                           ? write_all(&w, m, parts, count, note, dtype, entries, names)
+                           ? write_all(&w, m, config, parts, count, note, dtype, entries, names)
                            : hti_fail(m->ctx, HT_NOMEM, "out of memory: saving %s", path);
     hti_host_free(m->ctx, entries);
     hti_host_free(m->ctx, names);
@@ -126,9 +126,9 @@ static ht_status save_as(const ht_model *m, const hti_part *parts, int count, co
     return status;
 }
 
-ht_status hti_checkpoint_save(const ht_model *m, const hti_part *parts, int count, const char *note,
-                              const char *path) {
-    return save_as(m, parts, count, note, m->dtype == HT_F64 ? HT_F64 : HT_F32, path);
+ht_status hti_checkpoint_save(const ht_model *m, const ht_config *config, const hti_part *parts,
+                              int count, const char *note, const char *path) {
+    return save_as(m, config, parts, count, note, m->dtype == HT_F64 ? HT_F64 : HT_F32, path);
 }
 
 ht_status ht_model_export(const ht_model *m, const char *path, ht_dtype dtype) {
@@ -138,14 +138,14 @@ ht_status ht_model_export(const ht_model *m, const char *path, ht_dtype dtype) {
     CHECK(m->ctx, dtype == HT_BF16 || dtype == (m->dtype == HT_F64 ? HT_F64 : HT_F32),
           HT_UNSUPPORTED, "weights of this model can be written as %s or bf16",
           m->dtype == HT_F64 ? "f64" : "f32");
-    return save_as(m, &part, 1, NULL, dtype, path);
+    return save_as(m, &m->config, &part, 1, NULL, dtype, path);
 }
 
 ht_status ht_model_save(const ht_model *m, const char *path) {
     NEED(m);
     CHECK(m->ctx, path, HT_INVALID, "ht_model_save: path is NULL");
     hti_part part = {"", m->p};
-    return hti_checkpoint_save(m, &part, 1, NULL, path);
+    return hti_checkpoint_save(m, &m->config, &part, 1, NULL, path);
 }
 
 /* ---- loading ---- */

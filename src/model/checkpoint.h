@@ -13,9 +13,10 @@ typedef struct hti_part {
     void *arena; /* device, wide */
 } hti_part;
 
-/* All tensors of the parts in one file; note: JSON for the metadata entry "trainer", or NULL. */
-ht_status hti_checkpoint_save(const ht_model *model, const hti_part *parts, int count,
-                              const char *note, const char *path);
+/* All tensors of the parts in one file, with the settings: the model's, or those it is trained
+ * with; note: JSON for the metadata entry "trainer", or NULL. */
+ht_status hti_checkpoint_save(const ht_model *model, const ht_config *config, const hti_part *parts,
+                              int count, const char *note, const char *path);
 
 /* The configuration in a file that we wrote; everything in it fits the file. */
 ht_status hti_checkpoint_config(ht_config *out, const hti_reader *r);

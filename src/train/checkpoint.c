@@ -32,7 +32,7 @@ ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *
              hti_config_choice("optimizer", (int)t->config.optimizer));
     hti_part parts[PARTS];
     parts_of(parts, t);
-    return hti_checkpoint_save(t->model, parts, PARTS, note, path);
+    return hti_checkpoint_save(t->model, &t->config, parts, PARTS, note, path);
 }
 
 typedef struct note {
@@ -70,24 +70,6 @@ static ht_status read_note(note *out, const hti_reader *r) {
     return HT_OK;
 }
 
-/* Shapes are compared tensor by tensor; this is what shapes do not show. */
-static ht_status same_model(const ht_trainer *t, const ht_config *c, const hti_reader *r) {
-    const ht_config *m = &t->model->config;
-    const struct {
-        const char *name;
-        double here, there;
-    } keys[] = {
-#define KEY(name) {#name, (double)m->name, (double)c->name}
-        KEY(task),   KEY(attention), KEY(query),        KEY(block),      KEY(heads),
-        KEY(pool),   KEY(rotary),    KEY(rotary_theta), KEY(sinusoidal), KEY(sinusoidal_theta),
-        KEY(causal), KEY(mask_zero), KEY(rotary_grid)};
-#undef KEY
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        CHECK(r->ctx, keys[i].here == keys[i].there, HT_INVALID,
-              "%s is of another model: its %s differs", r->path, keys[i].name);
-    return HT_OK;
-}
-
 /* A run goes on with the labels that it began with; set: the model takes them. */
 static ht_status take_labels(const ht_trainer *t, const hti_reader *r, int set) {
     const ht_model *m = t->model;
@@ -101,12 +83,12 @@ static ht_status take_labels(const ht_trainer *t, const hti_reader *r, int set) 
     return status;
 }
 
-/* The file must hold the same model; how it is trained may have changed. */
+/* The file must hold the same model; how it is trained may have changed where a key says so. */
 static ht_status examine(note *out, const ht_trainer *t, const hti_part *parts,
                          const hti_reader *r) {
-    ht_config config;
-    TRY(hti_checkpoint_config(&config, r));
-    TRY(same_model(t, &config, r));
+    ht_config stored, config = t->config;
+    TRY(hti_checkpoint_config(&stored, r));
+    TRY(hti_config_go_on(r->ctx, &config, &stored, HTI_BEGUN_RUN, r->path));
     TRY(take_labels(t, r, 0));
     TRY(read_note(out, r));
     /* second moments that one of them leaves at zero would make steps of the other without end */

@@ -12,6 +12,7 @@
 
 #include "common/file.h"
 #include "core/sized.h"
+#include "model/checkpoint.h"
 
 typedef struct steps {
     struct dirent **list; /* oldest first */
@@ -130,5 +131,40 @@ ht_status ht_trainer_resume(ht_trainer *t, ht_data *data, const char *folder, ht
     ht_status status = resume(t, data, folder, &s, &info);
     free_steps(&s);
     if (out) HTI_GIVE(ht_resume_info, out, &info);
+    return status;
+}
+
+/* ---- settings ---- */
+
+static ht_status stored_config(ht_config *out, ht_context *ctx, const char *path) {
+    hti_reader r;
+    TRY(hti_reader_open(&r, ctx, path));
+    ht_status status = hti_checkpoint_config(out, &r);
+    hti_reader_close(&r);
+    return status;
+}
+
+/* The first that can be read decides; the damaged ones before it are for ht_trainer_resume to tell
+ * of. */
+ht_status ht_config_resume(ht_config *config, ht_context *ctx, const char *folder) {
+    CHECK(NULL, config, HT_INVALID, "ht_config_resume: config is NULL");
+    NEED(ctx);
+    CHECK(ctx, folder, HT_INVALID, "ht_config_resume: folder is NULL");
+    steps s;
+    ht_config stored, now = *config;
+    ht_status status = HT_FORMAT;
+    TRY(list_steps(&s, ctx, folder));
+    for (int i = s.count - 1; i >= 0 && (status == HT_FORMAT || status == HT_IO); i--) {
+        char *path = NULL;
+        status = path_of(&path, ctx, folder, s.list[i]->d_name);
+        if (status == HT_OK) status = stored_config(&stored, ctx, path);
+        if (status == HT_OK) status = hti_config_go_on(ctx, &now, &stored, HTI_BEGUN_RUN, path);
+        hti_host_free(ctx, path);
+    }
+    int none = s.count == 0 || status == HT_FORMAT || status == HT_IO;
+    free_steps(&s);
+    if (none) status = hti_config_resolve(ctx, &now);
+    now.ctx = config->ctx;
+    if (status == HT_OK) *config = now;
     return status;
 }

@@ -33,7 +33,7 @@ ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_
     ht_trainer_desc own = HT_TRAINER_DESC_INIT;
     if (desc) TRY(HTI_TAKE(ctx, ht_trainer_desc, &own, desc));
     ht_config config = own.config ? *own.config : model->config;
-    TRY(hti_config_resolve(ctx, &config));
+    TRY(hti_config_go_on(ctx, &config, &model->config, HTI_BEGUN_MODEL, "the model"));
     CHECK(ctx, !model->config.learned || config.length <= model->config.length, HT_INVALID,
           "length %lld is more than the %lld positions that the model has learned",
           (long long)config.length, (long long)model->config.length);
@@ -64,6 +64,7 @@ void ht_trainer_destroy(ht_trainer *t) {
     hti_host_free(t->ctx, t);
 }
 
+const ht_config *ht_trainer_config(const ht_trainer *t) { return t ? &t->config : NULL; }
 int64_t ht_trainer_steps(const ht_trainer *t) { return t ? t->step : 0; }
 
 const char *ht_trainer_kernels(const ht_trainer *t, int backward) {

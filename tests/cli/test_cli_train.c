@@ -165,7 +165,11 @@ static void test_resume(void **state) {
     program_expect(1, "parts already holds a run: --resume goes on", "train --run parts " RUN);
     program_expect(1, "nothing holds no run to go on with", "train --run nothing --resume");
     /* settings that the checkpoint does not fit are refused, and not kept */
-    program_expect(1, "should be [", "train --run parts --resume --width 32 --steps 13");
+    program_expect(1, "has width 16 and keeps it: it cannot go on with 32",
+                   "train --run parts --resume --width 32 --steps 13");
+    program_expect(1, "--preset starts a run", "train --run parts --resume --preset small");
+    program_expect(1, "parts has --holdout 0.1 and keeps it: it cannot go on with 0.2",
+                   "train --run parts --resume --holdout 0.2");
     const program_result *r = program_run("train --run parts --resume");
     assert_int_equal(r->code, 0);
     assert_non_null(strstr(r->out, "nothing to do: the run is at step 12 of 12"));

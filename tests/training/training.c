@@ -32,6 +32,7 @@ static int made_count;
 static ht_config *make(const char *preset) {
     ht_config *config;
     OK(NULL, ht_config_create(&config, NULL, preset));
+    OK(NULL, ht_config_set_choice(config, "dtype", "f32")); /* on every device, if not asked for */
     assert_true(made_count < (int)(sizeof made / sizeof *made));
     return made[made_count++] = config;
 }
