@@ -196,6 +196,9 @@ typedef struct ht_batch {
                                token, the next token; denoise: one per token, itself, which hides it
                                from the model (hide 0: the next token). -1: does not count. NULL
                                where only predictions are wanted */
+    const int32_t *back; /* data of tokens, copy and recall: one per token: how many tokens before
+                            its target the same answer stands; 0: it does not count, or nobody says.
+                            Not read by models. NULL: other data */
 } ht_batch;
 #define HT_BATCH_INIT \
     { .size = sizeof(ht_batch) }
@@ -210,8 +213,8 @@ typedef struct ht_data_desc {
     const char *path; /* a file, a folder (all its files, by name; of tsv also a folder per label)
                          or "-" for stdin; gzip and zstd are recognised. listops: NULL makes them,
                          else rows of label and expression; pathfinder: NULL makes them, else
-                         images */
-    ht_part part;     /* with holdout; listops and pathfinder made here */
+                         images; copy, recall: NULL makes them, else tokens */
+    ht_part part;     /* with holdout; what is made here */
     double holdout;   /* this share of the items is the valid part, the rest the train part; 0: the
                          file is one part. Of a text with enough documents whole ones are held out,
                          else its end */
@@ -264,21 +267,23 @@ HT_API ht_status ht_data_seek(ht_data *data, int64_t position);
 HT_API ht_status ht_data_encode(ht_context *ctx, const ht_config *config, const char *text,
                                 size_t bytes, int32_t *tokens, int64_t room, int64_t *count);
 
-/* Sets of the Long Range Arena as files for ht_data_open: made from a seed (listops, pathfinder,
- * pathx; the same bytes for any number of threads), or taken from their official form (imdb,
- * cifar10, aan, listops, pathfinder, pathx) and checked. docs/formats.md has the files. */
+/* Sets as files for ht_data_open: made from a seed (listops, pathfinder, pathx of the Long Range
+ * Arena; copy, recall; the same bytes for any number of threads), or taken from their official form
+ * (imdb, cifar10, aan, listops, pathfinder, pathx) and checked. docs/formats.md has the files. */
 typedef struct ht_set_desc {
     size_t size;
     const char *task;
     const char *source; /* the official folder; NULL: make the set */
     const char *folder; /* of what is written; it must exist. NULL: make and write nothing */
-    int64_t items[3];   /* made of train, valid, test; all 0: as many as in the benchmark */
+    int64_t items[3];   /* made of train, valid, test; all 0: as many as in the benchmark; copy,
+                           recall: 20,000, 1,000, 1,000 */
     int64_t seed;
     int64_t distractors;                                /* pathfinder, pathx: 0: 5 or 8 */
     int plain;                                          /* 1: not compressed */
     int unchecked;                                      /* 1: any number of items, any sum */
     int (*tell)(void *user, int64_t done, int64_t all); /* non-zero: stop, INVALID; or NULL */
     void *user;
+    int64_t length; /* copy, recall: tokens of an item; 0: 512 */
 } ht_set_desc;
 #define HT_SET_DESC_INIT \
     { .size = sizeof(ht_set_desc) }
@@ -488,6 +493,10 @@ HT_API ht_status ht_trainer_evaluate(ht_trainer *trainer, const ht_batch *batch,
 /* classify, pairs: logits [items, classes]; language: each token's loss [tokens] (targets needed)
  */
 HT_API ht_status ht_trainer_predict(ht_trainer *trainer, const ht_batch *batch, float *out);
+/* language: each token's loss, and 1 where the model would have guessed its target [tokens]; right
+ * may be NULL */
+HT_API ht_status ht_trainer_guess(ht_trainer *trainer, const ht_batch *batch, float *losses,
+                                  unsigned char *right);
 /* language: the logits after each token [tokens, vocab] */
 HT_API ht_status ht_trainer_logits(ht_trainer *trainer, const ht_batch *batch, double *out);
 

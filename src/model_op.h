@@ -174,6 +174,7 @@ typedef struct hti_loss_call {
     const int32_t *targets;   /* device [rows] */
     hti_step *step;           /* device */
     void *row_loss;        /* wide [rows], or NULL: each row's loss (0 where it does not count) */
+    uint8_t *row_hit;      /* [rows], or NULL: 1 where the target has the largest logit */
     void *dx, *dw, *dbias; /* dx NULL: loss only */
     void *scratch;         /* hti_model_ops.loss_scratch bytes */
 } hti_loss_call;

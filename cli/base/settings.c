@@ -45,7 +45,10 @@ int setting_index(const ht_config *config, const char *key, const char *const *n
 }
 
 bool setting_makes_items(const ht_config *config) {
-    return setting_is(config, "format", "listops") || setting_is(config, "format", "pathfinder");
+    static const char *const made[] = {"listops", "pathfinder", "copy", "recall"};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (setting_is(config, "format", made[i])) return true;
+    return false;
 }
 
 bool setting_has_images(const ht_config *config) {

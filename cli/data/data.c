@@ -1,5 +1,5 @@
 /*
- * htransformer data make and data import: sets of the Long Range Arena as files.
+ * htransformer data make and data import: sets as files.
  */
 #include "bench/bench.h"
 #include "commands.h"
@@ -15,7 +15,7 @@
 
 typedef struct set_values {
     const char *task, *source, *out;
-    int64_t train, valid, test, seed, distractors, threads;
+    int64_t train, valid, test, seed, distractors, length, threads;
     int plain, unchecked, dry, json;
 } set_values;
 
@@ -38,7 +38,8 @@ static const cli_option make_options[] = {
     OUT,
     {"train", CLI_INT, offsetof(set_values, train), "N", "0", .min = 0, .max = 1000000000,
      .help = "items to train on; without --train, --valid and --test as many as in the benchmark: "
-             "96,000, 2,000 and 2,000 expressions, 160,000, 20,000 and 20,000 images"},
+             "96,000, 2,000 and 2,000 expressions, 160,000, 20,000 and 20,000 images; of copy and "
+             "recall 20,000, 1,000 and 1,000"},
     {"valid", CLI_INT, offsetof(set_values, valid), "N", "0", .min = 0, .max = 1000000000,
      .help = "items for validation"},
     {"test", CLI_INT, offsetof(set_values, test), "N", "0", .min = 0, .max = 1000000000,
@@ -48,6 +49,8 @@ static const cli_option make_options[] = {
     {"distractors", CLI_INT, offsetof(set_values, distractors), "N", "0", .min = 0, .max = 100,
      .help = "short lines in an image; 0: 5 (pathx: 8), as the benchmark's description reads; its "
              "program may have drawn 10 (pathx: 17)"},
+    {"length", CLI_INT, offsetof(set_values, length), "N", "0", .min = 0, .max = INT32_MAX / 2,
+     .help = "copy, recall: tokens of an item; 0: 512"},
     {"dry", CLI_FLAG, offsetof(set_values, dry), .help = "write nothing: how fast is it?"},
     PLAIN,
     THREADS,
@@ -138,7 +141,7 @@ static void print(const ht_set_info *info, const set_values *v, double seconds) 
             printf("  %-6s %lld items, sum %016llx\n", parts[i], (long long)info->items[i],
                    (unsigned long long)info->sum[i]);
     if (info->known) printf("  the sums are those of the published set\n");
-    if (!v->source && info->brightness == 0)
+    if (info->attempts > 0 && info->brightness == 0)
         printf("  per expression: %.1f attempts\n", info->attempts);
     if (info->brightness > 0)
         printf("  per image: label 1 %.1f %%, %.1f attempts, %.2f short lines, %.1f %% of the "
@@ -149,7 +152,7 @@ static void print(const ht_set_info *info, const set_values *v, double seconds) 
 
 /* ---- the commands ---- */
 
-static const char *const made[] = {"listops", "pathfinder", "pathx", NULL};
+static const char *const made[] = {"listops", "pathfinder", "pathx", "copy", "recall", NULL};
 static const char *const imported[] = {"imdb",       "cifar10", "aan", "listops",
                                        "pathfinder", "pathx",   NULL};
 
@@ -171,6 +174,7 @@ static bool write_set(ht_context *ctx, const set_values *v, cli_error *error) {
     desc.items[2] = v->test;
     desc.seed = v->seed;
     desc.distractors = v->distractors;
+    desc.length = v->length;
     desc.plain = v->plain;
     desc.unchecked = v->unchecked;
     desc.tell = tell;
@@ -200,10 +204,13 @@ static int run_import(const void *values) { return run("data import", values); }
 
 const cli_command cli_data_make = {
     .name = "data make",
-    .summary = "make a set of the Long Range Arena from a seed",
-    .about = "TASK is listops, pathfinder or pathx. Written are TASK-train, TASK-valid and "
-             "TASK-test, which train and eval take with --data and --valid: expressions as .tsv, "
-             "images as .images; docs/formats.md describes them.\n",
+    .summary = "make a set of a task from a seed",
+    .about =
+        "TASK is listops, pathfinder or pathx of the Long Range Arena, or copy or recall, which "
+        "take finding single far rows again. Written are TASK-train, TASK-valid and "
+        "TASK-test, which train and eval take with --data and --valid: expressions as .tsv, "
+        "images as .images, tokens of which some are to be guessed as .tokens; "
+        "docs/formats.md describes them.\n",
     .options = make_options,
     .word = "TASK",
     .word_offset = offsetof(set_values, task),

@@ -20,7 +20,8 @@ static const char *const parts[] = {"train", "valid", "test", NULL};
 
 static const cli_option options[] = {
     {"data", CLI_READ, offsetof(show_values, data), "PATH",
-     .help = "the file or folder, as in train; listops, pathfinder and pathx make their own"},
+     .help = "the file or folder, as in train; listops, pathfinder, pathx, copy and recall make "
+             "their own"},
     {"papers", CLI_READ, offsetof(show_values, papers), "PATH",
      .help = "retrieval: the papers of pairs that are ids"},
     {"part", CLI_CHOICE, offsetof(show_values, part), NULL, "train", parts,
@@ -48,6 +49,27 @@ static void print_expression(const int32_t *tokens, int64_t count) {
     putchar('\n');
 }
 
+/* Keys are k0 ..., values v0 ...; what is to be guessed stands in brackets. */
+static void print_marked(const ht_batch *b, bool letters) {
+    enum { KEY = 1, VALUE = 1025 };
+    char open[2] = "", close[2] = "";
+    int32_t n = b->cu_seqlens[1], count = 0;
+    for (int32_t i = 0; i < n; i++) count += b->targets[i] >= 0;
+    printf("%d tokens, %d of them to be guessed\n", n, count);
+    for (int32_t i = 0; i < n; i++) {
+        int32_t token = i + 1 < n ? b->tokens[i + 1] : b->targets[i];
+        bool guessed = b->targets[i] >= 0;
+        open[0] = guessed ? '[' : '\0', close[0] = guessed ? ']' : '\0';
+        if (token < 0) continue; /* the last one, if it does not count, is not in the batch */
+        if (letters)
+            putchar(token - 1);
+        else
+            printf("%s%s%c%d%s", i ? " " : "", open, token < VALUE ? 'k' : 'v',
+                   token - (token < VALUE ? KEY : VALUE), close);
+    }
+    putchar('\n');
+}
+
 static bool draw(const int32_t *tokens, int64_t count, const show_values *v, cli_error *error) {
     int side = (int)lround(sqrt((double)count));
     uint8_t *pixels = malloc((size_t)count);
@@ -65,6 +87,11 @@ static bool draw(const int32_t *tokens, int64_t count, const show_values *v, cli
 
 static bool print(const ht_config *c, const ht_batch *b, const show_values *v, cli_error *error) {
     bool image = setting_has_images(c);
+    if (b->back && v->out) return cli_fail(error, "--out draws images, and this is none");
+    if (b->back) {
+        print_marked(b, setting_is(c, "format", "copy"));
+        return true;
+    }
     printf("label %d, %d tokens\n", b->targets[0], b->cu_seqlens[b->sequences]);
     if (v->out && !image) return cli_fail(error, "--out draws images, and this is none");
     for (int64_t i = 0; i < b->sequences; i++) {
@@ -83,7 +110,8 @@ static bool print(const ht_config *c, const ht_batch *b, const show_values *v, c
 static bool configure(ht_context *ctx, ht_config **c, int64_t number, const show_values *v,
                       cli_error *error) {
     char preset[64];
-    snprintf(preset, sizeof preset, "lra/%s", v->task);
+    bool own = strcmp(v->task, "copy") == 0 || strcmp(v->task, "recall") == 0;
+    snprintf(preset, sizeof preset, "%s%s", own ? "" : "lra/", v->task);
     bool good = ht_config_create(c, ctx, preset) == HT_OK &&
                 ht_config_set_int(*c, "batch", 1) == HT_OK &&
                 ht_config_set_int(*c, "data_seed", v->seed) == HT_OK &&
@@ -91,9 +119,9 @@ static bool configure(ht_context *ctx, ht_config **c, int64_t number, const show
     if (good && v->data) return true;
     if (good && !setting_makes_items(*c))
         return cli_fail(error, "--data is missing: %s is not made", v->task);
-    bool images = good && setting_has_images(*c), train = v->part == HT_PART_TRAIN;
-    if (good && (images || train)) good = ht_config_set_int(*c, "train_items", number + 1) == HT_OK;
-    if (good && images) good = ht_config_set_int(*c, "valid_items", number + 1) == HT_OK;
+    bool both = good && (own || setting_has_images(*c)), train = v->part == HT_PART_TRAIN;
+    if (good && (both || train)) good = ht_config_set_int(*c, "train_items", number + 1) == HT_OK;
+    if (good && both) good = ht_config_set_int(*c, "valid_items", number + 1) == HT_OK;
     return good || cli_fail(error, "%s", ht_context_error(ctx));
 }
 
@@ -138,13 +166,14 @@ static int run(const void *values) {
     return code;
 }
 
-static const char *const tasks[] = {"listops",    "text",  "retrieval", "image",
-                                    "pathfinder", "pathx", NULL};
+static const char *const tasks[] = {"listops", "text", "retrieval", "image", "pathfinder",
+                                    "pathx",   "copy", "recall",    NULL};
 
 const cli_command cli_data_show = {
     .name = "data show",
     .summary = "one item of a task, printed or drawn",
-    .about = "TASK is listops, text, retrieval, image, pathfinder or pathx; N counts from 0.\n",
+    .about = "TASK is listops, text, retrieval, image, pathfinder, pathx, copy or recall; N counts "
+             "from 0.\n",
     .options = options,
     .word = "TASK",
     .word_offset = offsetof(show_values, task),

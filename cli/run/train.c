@@ -36,7 +36,7 @@ static cli_option options[32 + GIVEN_MOST] = {
     {"data", CLI_READ, offsetof(train_values, data), "PATH",
      .help = "a file, a folder or - for stdin: labelled texts (TSV, CSV, JSONL, a folder per "
              "label), plain text for a language model, or images; gzip and zstd are recognised. "
-             "Without it ListOps expressions or Pathfinder images are made"},
+             "Without it listops, pathfinder, copy and recall make their items"},
     {"valid", CLI_READ, offsetof(train_values, valid), "PATH",
      .help = "data to validate on; else --holdout"},
     {"papers", CLI_READ, offsetof(train_values, papers), "PATH",
@@ -426,7 +426,8 @@ const cli_command cli_train = {
     .about = "Settings come from the preset, then --config, then flags; in brackets is what they "
              "are without a "
              "preset; config.json in the run folder has them all. Presets: small, small-listops, "
-             "small-text run on a CPU in minutes; lra/listops, lra/text, lra/retrieval, lra/image, "
+             "small-text, copy, recall run on a CPU in minutes; lra/listops, lra/text, "
+             "lra/retrieval, lra/image, "
              "lra/pathfinder, lra/pathx have the sizes of the Long Range Arena, best/ and the same "
              "names are larger; lm/tiny, lm/small, lm/53m, lm/144m are language models.\n"
              "Options by the names of other programs are taken, too (--lr, --batch_size, "

@@ -27,7 +27,10 @@ enum {
     HTI_FORMAT_TSV,
     HTI_FORMAT_TEXT,
     HTI_FORMAT_IMAGES,
-    HTI_FORMAT_PATHFINDER
+    HTI_FORMAT_PATHFINDER,
+    HTI_FORMAT_TOKENS,
+    HTI_FORMAT_COPY,
+    HTI_FORMAT_RECALL
 };
 enum {
     HTI_DOCUMENTS_FILE,
@@ -148,9 +151,12 @@ static inline int hti_config_matches(const ht_config *c) {
     return c->task == HTI_TASK_PAIRS && c->pair_features == 4;
 }
 
+/* Do items say which of their tokens are to be guessed? */
+static inline int hti_config_marks(const ht_config *c) { return c->format >= HTI_FORMAT_TOKENS; }
+
 /* Are windows of a text split into sequences where a document ends? */
 static inline int hti_config_splits(const ht_config *c) {
-    return c->task == HTI_TASK_LANGUAGE && !c->across;
+    return c->task == HTI_TASK_LANGUAGE && !c->across && !hti_config_marks(c);
 }
 
 #endif

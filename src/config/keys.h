@@ -24,7 +24,8 @@
 #define HTI_CONFIG_KEYS(X)                                                                         \
     X(CHOICE, task, 0, 0, 3, MODEL, KEEP,                                                          \
       "classify (default), pairs of texts, language or denoise")                                   \
-    X(CHOICE, format, 1, 0, 4, DATA, KEEP, "listops, tsv (default), text, images or pathfinder")   \
+    X(CHOICE, format, 1, 0, 7, DATA, KEEP,                                                         \
+      "listops, tsv (default), text, images, pathfinder, tokens, copy or recall")                  \
     X(CHOICE, attention, 0, 0, 2, MODEL, KEEP, "hierarchical (default), full or local")            \
     X(CHOICE, query, 0, 0, 3, MODEL, DECIDED,                                                      \
       "auto (default), mean, first or fine: query of the coarse levels")                           \
@@ -120,12 +121,11 @@
     X(INT, listops_max, 2000, 2, 1000000, DATA, KEEP, "ListOps: and fewer than this")              \
     X(INT, listops_depth, 10, 1, 100, DATA, KEEP, "ListOps: deepest nesting")                      \
     X(INT, listops_arguments, 10, 2, 100, DATA, KEEP, "ListOps: most arguments of an operator")    \
-    X(INT, train_items, 96000, 1, 1000000000, DATA, KEEP,                                          \
-      "ListOps, Pathfinder: items made to train on")                                               \
+    X(INT, train_items, 96000, 1, 1000000000, DATA, KEEP, "items that are made to train on")       \
     X(INT, valid_items, 2000, 1, 1000000000, DATA, KEEP,                                           \
       "for validation, and as many for the test")                                                  \
     X(INT, data_seed, 0, 0, 9007199254740991, DATA, KEEP,                                          \
-      "ListOps, Pathfinder: seed of the generator")                                                \
+      "of items that are made: seed of the generator")                                             \
     X(INT, distractors, 0, 0, 100, DATA, KEEP,                                                     \
       "Pathfinder: short lines; 0: 5, of 128 pixels a side 8")                                     \
     X(INT, patch, 1, 1, 64, DATA, KEEP,                                                            \
@@ -134,17 +134,17 @@
       "images: of squares of this side the brightest pixel is read alone")
 
 /* The names of each CHOICE, number 0 first. */
-#define HTI_CONFIG_CHOICES(X)                                      \
-    X(task, "classify", "pairs", "language", "denoise")            \
-    X(format, "listops", "tsv", "text", "images", "pathfinder")    \
-    X(attention, "hierarchical", "full", "local")                  \
-    X(query, "auto", "mean", "first", "fine")                      \
-    X(documents, "file", "lines", "articles", "wikitext", "fasta") \
-    X(pool, "cls", "first", "mean", "mean_all", "last", "max")     \
-    X(rotary, "none", "level0", "all")                             \
-    X(dtype, "f32", "bf16", "f64", "auto")                         \
-    X(schedule, "constant", "rsqrt", "cosine", "linear")           \
-    X(decay, "matrices", "all")                                    \
+#define HTI_CONFIG_CHOICES(X)                                                               \
+    X(task, "classify", "pairs", "language", "denoise")                                     \
+    X(format, "listops", "tsv", "text", "images", "pathfinder", "tokens", "copy", "recall") \
+    X(attention, "hierarchical", "full", "local")                                           \
+    X(query, "auto", "mean", "first", "fine")                                               \
+    X(documents, "file", "lines", "articles", "wikitext", "fasta")                          \
+    X(pool, "cls", "first", "mean", "mean_all", "last", "max")                              \
+    X(rotary, "none", "level0", "all")                                                      \
+    X(dtype, "f32", "bf16", "f64", "auto")                                                  \
+    X(schedule, "constant", "rsqrt", "cosine", "linear")                                    \
+    X(decay, "matrices", "all")                                                             \
     X(optimizer, "adamw", "muon")
 /* clang-format on */
 

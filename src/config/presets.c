@@ -30,6 +30,15 @@
     "\"layers\":6,\"heads\":8,\"vocab\":33000,\"length\":1024,\"dropout\":0.1,\"schedule\":" \
     "\"rsqrt\",\"rate\":0.05,\"warmup\":4000,\"steps\":100000,"
 #define SMALL "\"layers\":2,\"width\":128,\"heads\":4,\"hidden\":256,"
+/* Items that take finding single far rows again. */
+#define FAR                                                                                       \
+    "\"task\":\"language\",\"sinusoidal\":0,\"rotary\":\"level0\",\"clip\":1,\"weight_decay\":0." \
+    "1,"                                                                                          \
+    "\"layers\":2,\"width\":128,\"heads\":4,\"hidden\":512,\"length\":256,\"batch\":16,\"train_"  \
+    "items\":"                                                                                    \
+    "20000,\"valid_items\":512,\"steps\":2500,\"eval_every\":250,\"eval_items\":128,"             \
+    "\"optimizer\":"                                                                              \
+    "\"muon\",\"rate\":0.002,"
 /* What made the difference on Text (docs/lra.md): some heads begin with the letters nearby, and the
  * largest of each column is what counts. */
 #define READER                                                                            \
@@ -55,6 +64,10 @@ static const struct {
      "512,"
      "\"sinusoidal\":0,\"rotary\":\"level0\",\"length\":512,\"batch\":8,\"steps\":2000,\"clip\":1,"
      "\"weight_decay\":0.1,\"warmup\":100,\"optimizer\":\"muon\",\"rate\":0.005}"},
+    {"copy", "a language model that copies what it read, on a CPU; the items are made",
+     "{" FAR "\"format\":\"copy\"}"},
+    {"recall", "a language model that recalls values by their keys, on a CPU; the items are made",
+     "{" FAR "\"format\":\"recall\",\"vocab\":1089}"},
     {"lra/listops", "Long Range Arena ListOps, 8.9 million parameters",
      "{" LRA RSQRT
      "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"layers\":4,\"heads\":8,\"width\":512,"

@@ -7,6 +7,7 @@
 
 #include "core/philox.h"
 #include "core/sized.h"
+#include "data/marked/marked.h"
 
 static const uint16_t *tokens_of(const ht_data *d) {
     return (const uint16_t *)(const void *)d->tokens.data;
@@ -63,10 +64,12 @@ static ht_status fill(ht_data *d, const ht_data_desc *desc) {
     int64_t zero = 0;
     const ht_config *c = &d->config;
     d->tokens.ctx = d->starts.ctx = d->labels.ctx = d->ctx;
-    d->papers.ctx = d->names.ctx = d->ctx;
+    d->papers.ctx = d->names.ctx = d->back.ctx = d->ctx;
     TRY(hti_buffer_add(&d->starts, &zero, sizeof zero));
     if (c->format == HTI_FORMAT_TEXT)
         TRY(hti_text_read(d, desc));
+    else if (hti_config_marks(c))
+        TRY(hti_marked_read(d, desc));
     else if (c->format == HTI_FORMAT_PATHFINDER && !desc->path)
         TRY(hti_images_make(d, desc));
     else if (c->format == HTI_FORMAT_IMAGES || c->format == HTI_FORMAT_PATHFINDER)
@@ -88,13 +91,16 @@ static ht_status fill(ht_data *d, const ht_data_desc *desc) {
 static ht_status allocate(ht_data *d) {
     size_t sequences = (size_t)(d->config.batch * per_item(d)),
            tokens = sequences * (size_t)d->config.length;
-    if (d->config.task == HTI_TASK_LANGUAGE) sequences = tokens; /* windows may be split anywhere */
+    if (d->config.format == HTI_FORMAT_TEXT) sequences = tokens; /* windows may be split anywhere */
     d->order = hti_host_alloc(d->ctx, sizeof *d->order * (size_t)d->items);
     d->batch_tokens = hti_host_alloc(d->ctx, sizeof *d->batch_tokens * tokens);
     d->batch_targets = hti_host_alloc(d->ctx, sizeof *d->batch_targets * tokens);
     d->batch_starts = hti_host_alloc(d->ctx, sizeof *d->batch_starts * (sequences + 1));
-    CHECK(d->ctx, d->order && d->batch_tokens && d->batch_targets && d->batch_starts, HT_NOMEM,
-          "out of memory: a batch of %zu tokens", tokens);
+    if (hti_config_marks(&d->config))
+        d->batch_back = hti_host_alloc(d->ctx, sizeof *d->batch_back * tokens);
+    int marked = !hti_config_marks(&d->config) || d->batch_back;
+    CHECK(d->ctx, d->order && d->batch_tokens && d->batch_targets && d->batch_starts && marked,
+          HT_NOMEM, "out of memory: a batch of %zu tokens", tokens);
     return HT_OK;
 }
 
@@ -132,6 +138,7 @@ void ht_data_close(ht_data *d) {
     hti_tokens_free(&d->text);
     hti_buffer_free(&d->tokens);
     hti_buffer_free(&d->starts);
+    hti_buffer_free(&d->back);
     hti_buffer_free(&d->labels);
     hti_buffer_free(&d->papers);
     hti_names_free(&d->names);
@@ -139,6 +146,7 @@ void ht_data_close(ht_data *d) {
     hti_host_free(d->ctx, d->batch_tokens);
     hti_host_free(d->ctx, d->batch_targets);
     hti_host_free(d->ctx, d->batch_starts);
+    hti_host_free(d->ctx, d->batch_back);
     hti_host_free(d->ctx, d);
 }
 
@@ -168,7 +176,8 @@ ht_status ht_data_get_info(const ht_data *d, ht_data_info *out) {
     ht_data_info info = {.items = d->items, .longest = d->longest, .cut = d->cut};
     info.tokens = (int64_t)(d->tokens.used / (d->narrow ? 1 : sizeof(uint16_t)));
     info.documents = d->documents;
-    if (d->config.task == HTI_TASK_LANGUAGE) info.tokens = text_tokens(d);
+    if (hti_config_marks(&d->config)) info.tokens -= d->items; /* the last is a target alone */
+    if (d->config.format == HTI_FORMAT_TEXT) info.tokens = text_tokens(d);
     if (!hti_config_by_token(&d->config)) TRY(count_labels(d, &info));
     HTI_GIVE(ht_data_info, out, &info);
     return HT_OK;
@@ -224,8 +233,12 @@ static void guess_next(ht_data *d, int64_t at, int64_t n) {
 /* Item `item` as number `slot` of the batch; draw: which drawing of the run this is. */
 static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw) {
     int width = per_item(d);
-    if (d->config.task == HTI_TASK_LANGUAGE) {
+    if (d->config.format == HTI_FORMAT_TEXT) {
         hti_text_put(d, item);
+        return;
+    }
+    if (hti_config_marks(&d->config)) {
+        hti_marked_put(d, item, slot);
         return;
     }
     for (int i = 0; i < width; i++) {
@@ -242,10 +255,12 @@ static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw) {
 }
 
 static void finish(ht_data *d, ht_batch *out, int64_t items) {
-    ht_batch batch = {
-        .tokens = d->batch_tokens, .cu_seqlens = d->batch_starts, .targets = d->batch_targets};
+    ht_batch batch = {.tokens = d->batch_tokens,
+                      .cu_seqlens = d->batch_starts,
+                      .targets = d->batch_targets,
+                      .back = d->batch_back};
     batch.sequences =
-        d->config.task == HTI_TASK_LANGUAGE ? d->batch_sequences : items * per_item(d);
+        d->config.format == HTI_FORMAT_TEXT ? d->batch_sequences : items * per_item(d);
     HTI_GIVE(ht_batch, out, &batch);
 }
 

@@ -29,7 +29,9 @@ struct ht_data {
     ht_config config;
     hti_buffer tokens; /* uint16_t: of all sequences; images: bytes; texts: not used */
     hti_buffer
-        starts; /* int64_t [sequences + 1]; texts: not used, windows follow from the length */
+        starts;      /* int64_t [sequences + 1]; texts: not used, windows follow from the length */
+    hti_buffer back; /* int32_t, marked tokens alone: does it count, and how far back
+                        the same answer stands (marked/) */
     hti_buffer labels;     /* int32_t [items]; texts: not used */
     hti_buffer papers;     /* int32_t [2 items]: pairs of papers: which sequences; else not used */
     hti_names names;       /* of the classes; none where tokens are guessed */
@@ -46,7 +48,7 @@ struct ht_data {
     int64_t position;        /* items drawn so far */
     int64_t epoch;           /* whose order is in `order`; -1: none yet */
     int64_t *order;          /* [items] */
-    int32_t *batch_tokens, *batch_starts, *batch_targets;
+    int32_t *batch_tokens, *batch_starts, *batch_targets, *batch_back;
 };
 
 /* source.c: calls `each` with the bytes of a file, of all files of a folder, or of stdin,

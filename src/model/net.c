@@ -182,6 +182,7 @@ static hti_loss_call loss_call(const hti_net *n, const void *grads) {
                        .targets = n->targets,
                        .step = n->step,
                        .row_loss = n->row_loss,
+                       .row_hit = n->row_hit,
                        .scratch = n->loss_scratch};
     if (!grads) return a;
     a.dx = last_gradient(n);

@@ -34,7 +34,7 @@ typedef struct hti_net {
     void *matched, *dmatched;         /* [items, 4, width] and its gradient; NULL: pooled serves */
     void *head_pre[2], *head_act[2];  /* [items, hidden sizes of the head] */
     void *dnormed, *dpooled, *dhead[2]; /* gradients of normed (rows x width) and of the above */
-    void *loss_scratch, *embed_scratch, *row_loss, *logits;
+    void *loss_scratch, *embed_scratch, *row_loss, *row_hit, *logits;
 
     /* the batch: host staging and its device copies */
     int32_t *tokens_host, *targets_host; /* [rows * merge] */

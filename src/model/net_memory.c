@@ -38,6 +38,7 @@ static void kept_layout(hti_net *n, hti_arena *a) {
     n->last_stats = hti_take(a, rows * 2, wide);
     if (!n->backward || n->first) n->normed = hti_take(a, rows * width, e);
     n->row_loss = hti_take(a, most_tokens(n) > seqs ? most_tokens(n) : seqs, wide);
+    n->row_hit = hti_take(a, most_tokens(n) > seqs ? most_tokens(n) : seqs, 1);
     if (hti_config_by_token(c)) return;
     n->pooled = n->first ? n->normed : hti_take(a, seqs * width, e);
     n->matched = hti_config_matches(c) ? hti_take(a, n->items * HTI_FEATURES, e) : NULL;

@@ -308,43 +308,62 @@ static ht_status read_logits(ht_trainer *t, float *out, int64_t count) {
     return HT_OK;
 }
 
-/* Losses of a batch's tokens: rows of the sequences, without padding. */
-static ht_status read_losses(ht_trainer *t, float *out) {
+/* Rows first ... first + rows - 1 of the losses, and of the hits if they are wanted. */
+static ht_status read_rows(ht_trainer *t, float *losses, uint8_t *hits, int64_t first,
+                           int64_t rows) {
     enum { PART = 1024 };
-    hti_net *n = &t->net;
     double part[PART];
-    int64_t first = 0, rows = 0; /* sequences that touch are read together */
+    for (int64_t k = 0; k < rows; k += PART) {
+        int64_t count = rows - k < PART ? rows - k : PART;
+        TRY(hti_tensor_read(t->ctx, part, t->net.row_loss, t->model->dtype, first + k, count));
+        for (int64_t j = 0; j < count; j++) losses[k + j] = (float)part[j];
+    }
+    if (!hits) return HT_OK;
+    return t->ctx->ops->copy_out(t->ctx, hits, (uint8_t *)t->net.row_hit + first, (size_t)rows);
+}
+
+/* Of a batch's tokens: rows of the sequences, without padding. */
+static ht_status read_losses(ht_trainer *t, float *losses, uint8_t *hits) {
+    hti_net *n = &t->net;
+    int64_t first = 0, rows = 0, done = 0; /* sequences that touch are read together */
     for (int64_t i = 0; i <= n->rows.sequences; i++) {
         int end = i == n->rows.sequences;
         if (!end && n->start_host[i] == first + rows) {
             rows += n->count_host[i];
             continue;
         }
-        for (int64_t k = 0; k < rows; k += PART) {
-            int64_t count = rows - k < PART ? rows - k : PART;
-            TRY(hti_tensor_read(t->ctx, part, n->row_loss, t->model->dtype, first + k, count));
-            for (int64_t j = 0; j < count; j++) *out++ = (float)part[j];
-        }
+        if (rows > 0) TRY(read_rows(t, losses + done, hits ? hits + done : NULL, first, rows));
+        done += rows;
         if (!end) first = n->start_host[i], rows = n->count_host[i];
     }
     return HT_OK;
+}
+
+ht_status ht_trainer_guess(ht_trainer *t, const ht_batch *batch, float *losses,
+                           unsigned char *right) {
+    NEED(t);
+    ht_batch own;
+    CHECK(t->ctx, losses, HT_INVALID, "ht_trainer_guess: losses is NULL");
+    CHECK(t->ctx, t->config.task == HTI_TASK_LANGUAGE, HT_INVALID,
+          "ht_trainer_guess is for language models; ht_trainer_predict serves classifiers");
+    TRY(hti_trainer_load(t, &own, batch));
+    CHECK(t->ctx, own.targets, HT_INVALID, "a language model's losses need targets");
+    TRY(send(t, 1, 0));
+    TRY(hti_net_forward(&t->net, 0));
+    TRY(hti_net_loss(&t->net));
+    return read_losses(t, losses, right);
 }
 
 ht_status ht_trainer_predict(ht_trainer *t, const ht_batch *batch, float *out) {
     NEED(t);
     ht_batch own;
     CHECK(t->ctx, out, HT_INVALID, "ht_trainer_predict: out is NULL");
-    int language = t->config.task == HTI_TASK_LANGUAGE;
+    if (t->config.task == HTI_TASK_LANGUAGE) return ht_trainer_guess(t, batch, out, NULL);
     CHECK(t->ctx, t->config.task != HTI_TASK_DENOISE, HT_UNSUPPORTED,
           "a model that denoises has no predictions to give; train a classifier from it");
     TRY(hti_trainer_load(t, &own, batch));
     TRY(send(t, 1, 0));
     TRY(hti_net_forward(&t->net, 0));
-    if (language) {
-        CHECK(t->ctx, own.targets, HT_INVALID, "a language model's losses need targets");
-        TRY(hti_net_loss(&t->net));
-        return read_losses(t, out);
-    }
     TRY(hti_net_logits(&t->net));
     return read_logits(t, out, t->net.batch_items * t->model->config.classes);
 }

@@ -62,7 +62,7 @@ static void test_make_and_train(void **state) {
         assert_int_equal(r->code, 0);
     }
     program_expect(1, "the data of this model are images", "predict pathfinder --text x");
-    program_expect(1, "--fresh is for ListOps and Pathfinder, without --data",
+    program_expect(1, "--fresh is for items that are made, without --data",
                    "eval listops --fresh 9 --data sets/listops-test.tsv");
 }
 
@@ -195,6 +195,46 @@ static void test_released(void **state) {
     program_expect(1, "metadata could not be opened", import);
 }
 
+/* Tokens of which some are to be guessed: made, trained on, accuracy by distance. */
+static void test_marked(void **state) {
+    (void)state;
+    static const char *const tasks[] = {"copy", "recall"};
+    for (int i = 0; i < 2; i++) {
+        const char *task = tasks[i];
+        const program_result *r = program_run(
+            "data make %s --out far --train 30 --valid 6 --test 9 --length 64 --plain", task);
+        if (r->code) fail_msg("%s", r->err);
+        assert_non_null(strstr(r->out, ": 45 items in"));
+        assert_null(strstr(r->out, "attempts"));
+        r = program_run("train --run far-%s --preset %s --layers 1 --width 16 --heads 2 --length "
+                        "64 --batch 4 --data far/%s-train.tokens --valid far/%s-valid.tokens "
+                        "--steps 3 --quiet --threads 1",
+                        task, task, task, task);
+        if (r->code) fail_msg("%s", r->err);
+        r = program_run("eval far-%s --data far/%s-test.tokens --json --threads 1", task, task);
+        /* of a copied quarter of 8 letters 4 are known; of 64 / 2 - 24 questions all */
+        assert_true(printed(r, NULL, "targets") == 9 * (i ? 8 : 16));
+        cJSON *root = cJSON_Parse(r->out), *list = cJSON_GetObjectItem(root, "by_distance"), *row;
+        double sum = 0, from = 0;
+        cJSON_ArrayForEach(row, list) {
+            sum += cJSON_GetObjectItem(row, "targets")->valuedouble;
+            assert_true(cJSON_GetObjectItem(row, "from")->valuedouble > from);
+            from = cJSON_GetObjectItem(row, "to")->valuedouble;
+        }
+        assert_true(sum == 9 * (i ? 8 : 16) && from == 63);
+        cJSON_Delete(root);
+        r = program_run("eval far-%s --fresh 5 --threads 1", task); /* made */
+        assert_non_null(strstr(r->out, "answer stands back"));
+        assert_non_null(strstr(r->out, " in 5 items"));
+        r = program_run("data show %s 1 --data far/%s-test.tokens", task, task);
+        assert_non_null(strstr(r->out, i ? "64 tokens, 8 of them" : "64 tokens, 16 of them"));
+    }
+    program_expect(1, "8 divides, got 60", "data make copy --length 60 --out far");
+    program_expect(1, "--out draws images", "data show copy 0 --out x.png");
+    program_expect(1, "they need a length of 64, got 32",
+                   "eval far-copy --length 32 --data far/copy-test.tokens");
+}
+
 static void test_ladder(void **state) {
     (void)state;
     const program_result *r = program_run("data ladder --items 6000 --seed 1 --json");
@@ -252,7 +292,7 @@ int main(void) {
         cmocka_unit_test(test_make_and_train), cmocka_unit_test(test_black_pixels),
         cmocka_unit_test(test_papers),         cmocka_unit_test(test_show),
         cmocka_unit_test(test_released),       cmocka_unit_test(test_ladder),
-        cmocka_unit_test(test_results),
+        cmocka_unit_test(test_results),        cmocka_unit_test(test_marked),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -1,7 +1,8 @@
 /*
  * What eval makes of losses, on cases small enough for the hand.
  */
-#include "run/measure.h"
+#include "eval/distance.h"
+#include "eval/measure.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -108,12 +109,33 @@ static void no_words(void **state) {
     assert_false(measure_has_words(&fasta));
 }
 
+/* Two items: 3 of 4 right, 0 of 2; answers 1, 3, 3 and nobody knows how many tokens back. */
+static void by_distance(void **state) {
+    static const int32_t tokens[7] = {0}, starts[] = {0, 5, 7};
+    static const int32_t targets[] = {4, -1, 5, 6, 7, 8, 9}, back[] = {1, 0, 3, 3, 0, 2, 2};
+    static const float losses[] = {1, 9, 2, 3, 4, 5, 6};
+    static const unsigned char right[] = {1, 0, 1, 0, 1, 0, 0};
+    ht_batch b = HT_BATCH_INIT;
+    distance d = {0};
+    (void)state;
+    b.sequences = 2, b.tokens = tokens, b.cu_seqlens = starts, b.targets = targets, b.back = back;
+    distance_add(&d, &b, losses, right);
+    near(distance_accuracy(&d.all), 0.5);
+    near(d.all.loss, 21);
+    /* deviations 3 - 2 and 0 - 1: sqrt(2 * (1 + 1)) / 6 */
+    near(distance_error(&d.all), 2.0 / 6);
+    near(distance_accuracy(&d.by[0]), 1), near(distance_accuracy(&d.by[1]), 1);
+    near(distance_accuracy(&d.by[2]), 0.25), near(d.by[2].loss, 16);
+    near(d.by[2].items, 2);
+    /* 1 - 2/4 and 0 - 2/4 */
+    near(distance_error(&d.by[2]), sqrt(2 * 0.5) / 4);
+    assert_true(isnan(distance_error(&d.by[1]))); /* one item has no spread */
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(by_hand),
-        cmocka_unit_test(errors),
-        cmocka_unit_test(cut_words),
-        cmocka_unit_test(no_words),
+        cmocka_unit_test(by_hand),  cmocka_unit_test(errors),      cmocka_unit_test(cut_words),
+        cmocka_unit_test(no_words), cmocka_unit_test(by_distance),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -448,6 +448,7 @@ static void arrays(void **state) {
     } wide[2] = {{on.random.batch, {0}}, {on.random.batch, {0}}};
     ht_batch narrow[] = {on.random.batch, on.random.batch};
     ht_report got[2] = {HT_REPORT_INIT, HT_REPORT_INIT};
+    char words[64];
     (void)state;
     wide[0].batch.size = wide[1].batch.size = sizeof wide[0];
     OK(on.ctx, ht_trainer_step(on.trainer, narrow, 2, &got[0]));
@@ -456,8 +457,9 @@ static void arrays(void **state) {
     assert_int_equal(got[1].tokens, 2 * on.random.cu_seqlens[1]);
     int64_t steps = ht_trainer_steps(on.trainer);
     wide[1].later[2] = 1;
-    REFUSED(on.ctx, ht_trainer_step(on.trainer, &wide[0].batch, 2, NULL), HT_UNSUPPORTED,
-            "ht_batch: a field at byte 56 of 64 is set");
+    snprintf(words, sizeof words, "ht_batch: a field at byte %zu of %zu is set",
+             sizeof(ht_batch) + 2 * sizeof(uint64_t), sizeof wide[0]);
+    REFUSED(on.ctx, ht_trainer_step(on.trainer, &wide[0].batch, 2, NULL), HT_UNSUPPORTED, words);
     assert_int_equal(ht_trainer_steps(on.trainer), steps);
 }
 

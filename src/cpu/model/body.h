@@ -406,6 +406,7 @@ static void FN(loss_rows)(ht_context *ctx, const hti_loss_call *a, void *logits,
             a->step->out.correct += hit[r - from];
             a->step->out.targets += a->targets[first + r] >= 0;
             if (a->row_loss) ((real *)a->row_loss)[first + r] = (real)loss[r - from];
+            if (a->row_hit) a->row_hit[first + r] = (uint8_t)hit[r - from];
         }
     }
 }

@@ -297,6 +297,7 @@ ht_status hti_cuda_loss(ht_context *ctx, const hti_loss_call *c) {
     carve(&a, c);
     a.classes = (int)c->classes, a.back = c->dx != NULL, a.bias = c->bias;
     a.targets = c->targets, a.step = c->step, a.row_loss = (float *)c->row_loss;
+    a.row_hit = c->row_hit;
     for (a.first = 0; a.first < c->rows; a.first += chunk) {
         a.rows = c->rows - a.first < chunk ? c->rows - a.first : chunk;
         TRY(run_chunk(ctx, c, a));

@@ -16,6 +16,7 @@ struct loss_args {
     double *loss; /* of all rows */
     int32_t *hit;
     float *row_loss; /* or NULL */
+    uint8_t *row_hit;
 };
 
 struct row_state {
@@ -29,6 +30,7 @@ DEVICE void finish_row(const loss_args &a, int64_t row, const row_state &s, floa
     a.loss[a.first + row] = loss;
     a.hit[a.first + row] = target >= 0 && s.best == target;
     if (a.row_loss) a.row_loss[a.first + row] = (float)loss;
+    if (a.row_hit) a.row_hit[a.first + row] = (uint8_t)a.hit[a.first + row];
 }
 
 DEVICE float max_or_nan(float a, float b) { return a > b || a != a ? a : b; }

@@ -1,5 +1,5 @@
 /*
- * Sets of the Long Range Arena as files: which task, progress, compressed writing, counts and sums.
+ * Sets as files: which task, progress, compressed writing, counts and sums.
  */
 #include "data/lra/set.h"
 
@@ -172,7 +172,10 @@ static ht_status make(hti_set *s) {
     if (strcmp(task, "listops") == 0) return hti_listops_set(s);
     if (strcmp(task, "pathfinder") == 0) return hti_pathfinder_set(s, 32);
     if (strcmp(task, "pathx") == 0) return hti_pathfinder_set(s, 128);
-    return hti_fail(s->ctx, HT_INVALID, "'%s' cannot be made: listops, pathfinder and pathx can be",
+    if (strcmp(task, "copy") == 0) return hti_marked_set(s, HTI_FORMAT_COPY);
+    if (strcmp(task, "recall") == 0) return hti_marked_set(s, HTI_FORMAT_RECALL);
+    return hti_fail(s->ctx, HT_INVALID,
+                    "'%s' cannot be made: listops, pathfinder, pathx, copy and recall can be",
                     task);
 }
 
@@ -187,6 +190,8 @@ ht_status ht_set_write(ht_context *ctx, const ht_set_desc *given, ht_set_info *o
           (long long)desc->seed);
     CHECK(ctx, desc->distractors >= 0 && desc->distractors <= 100, HT_INVALID,
           "distractors must be 0 to 100, got %lld", (long long)desc->distractors);
+    CHECK(ctx, desc->length >= 0 && desc->length <= INT32_MAX / 2, HT_INVALID,
+          "length must be 0 to %d, got %lld", INT32_MAX / 2, (long long)desc->length);
     for (int i = 0; i < 3; i++)
         CHECK(ctx, desc->items[i] >= 0 && desc->items[i] <= 1000000000, HT_INVALID,
               "items must be 0 to 1000000000, got %lld", (long long)desc->items[i]);

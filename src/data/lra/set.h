@@ -52,6 +52,8 @@ ht_status hti_aan_import(hti_set *s);
 ht_status hti_pathfinder_set(hti_set *s, int side);
 ht_status hti_pathfinder_import(hti_set *s, int side);
 
+ht_status hti_marked_set(hti_set *s, int64_t format); /* copy, recall: marked/ */
+
 /* ---- images.c ---- */
 
 /* The first bytes of a file of images. */

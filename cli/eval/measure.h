@@ -3,8 +3,8 @@
  * byte, each with the standard error that the spread over sequences leaves; loss by position in the
  * context.
  */
-#ifndef CLI_RUN_MEASURE_H
-#define CLI_RUN_MEASURE_H
+#ifndef CLI_EVAL_MEASURE_H
+#define CLI_EVAL_MEASURE_H
 
 #include "commands.h"
 #include "base/json.h"

@@ -3,7 +3,8 @@
  * leaves.
  */
 #include "base/json.h"
-#include "run/measure.h"
+#include "eval/distance.h"
+#include "eval/measure.h"
 #include "run/rows.h"
 #include "run/score.h"
 
@@ -23,8 +24,8 @@ static const char *const parts[] = {"train", "valid", "test", NULL};
 
 static const cli_option options[] = {
     {"data", CLI_READ, offsetof(eval_values, data), "PATH",
-     .help = "a file, folder or - for stdin, as in train; without it ListOps expressions and "
-             "Pathfinder images are made"},
+     .help = "a file, folder or - for stdin, as in train; without it listops, pathfinder, "
+             "copy and recall make their items"},
     {"papers", CLI_READ, offsetof(eval_values, papers), "PATH", .help = "as in train"},
     {"part", CLI_CHOICE, offsetof(eval_values, part), NULL, "test", parts,
      .help = "which of the items that are made, or with --holdout of the data"},
@@ -52,8 +53,10 @@ static const cli_option options[] = {
 typedef struct totals {
     double loss, correct, targets; /* guessed tokens */
     measure language;
+    distance far; /* items that say which of their tokens count */
     score classes;
-    float *out; /* losses or logits of a batch */
+    float *out;           /* losses or logits of a batch */
+    unsigned char *right; /* language models: was a token guessed? */
 } totals;
 
 static bool add_report(totals *t, run_model *m, const ht_batch *batch) {
@@ -67,6 +70,11 @@ static bool add_report(totals *t, run_model *m, const ht_batch *batch) {
 
 static bool add_batch(totals *t, run_model *m, const ht_batch *batch) {
     if (setting_is(m->config, "task", "denoise")) return add_report(t, m, batch);
+    if (batch->back) {
+        if (ht_trainer_guess(m->trainer, batch, t->out, t->right) != HT_OK) return false;
+        distance_add(&t->far, batch, t->out, t->right);
+        return true;
+    }
     if (ht_trainer_predict(m->trainer, batch, t->out) != HT_OK) return false;
     if (setting_is(m->config, "task", "language"))
         measure_add(&t->language, batch, t->out);
@@ -85,8 +93,10 @@ static bool evaluate(totals *t, run_model *m, ht_data *data, cli_error *error) {
     t->language.tokenizer = m->tokenizer;
     t->language.documents = setting_word(c, "documents");
     if (classify && !score_begin(&t->classes, ht_model_labels(m->model), c, error)) return false;
-    t->out = malloc(sizeof *t->out * (size_t)(setting_int(c, "batch") * each));
-    if (!t->out) return cli_fail(error, "out of memory");
+    size_t room = (size_t)(setting_int(c, "batch") * each);
+    t->out = malloc(sizeof *t->out * room);
+    t->right = malloc(room);
+    if (!t->out || !t->right) return cli_fail(error, "out of memory");
     while ((status = ht_data_next(data, &batch)) == HT_OK)
         if (!add_batch(t, m, &batch)) return cli_fail(error, "%s", ht_context_error(m->ctx));
     return status == HT_END || cli_fail(error, "%s", ht_context_error(m->ctx));
@@ -107,7 +117,9 @@ static void print_json(const totals *t, const run_model *m, int by_position) {
     json_writer json = {.out = stdout};
     json_open(&json, NULL, '{');
     json_text(&json, "model", m->path);
-    if (setting_is(m->config, "task", "language")) {
+    if (t->far.all.tokens > 0) {
+        distance_json(&t->far, &json);
+    } else if (setting_is(m->config, "task", "language")) {
         measure_json(&t->language, &json, by_position);
     } else if (setting_is(m->config, "task", "denoise")) {
         json_scores(&json, t->targets, t->loss, t->correct);
@@ -133,6 +145,8 @@ static void print(const totals *t, const run_model *m, const eval_values *v) {
     double right = t->correct / t->targets;
     if (v->json)
         print_json(t, m, v->by_position);
+    else if (t->far.all.tokens > 0)
+        distance_print(&t->far, m->path);
     else if (setting_is(m->config, "task", "language"))
         measure_print(&t->language, m->path, v->by_position);
     else if (setting_is(m->config, "task", "denoise"))
@@ -166,7 +180,7 @@ static bool open_data(ht_data **out, run_model *m, const eval_values *v, cli_err
     desc.labels = ht_model_labels(m->model);
     desc.items = v->items;
     if (v->fresh && (v->data || !made))
-        return cli_fail(error, "--fresh is for ListOps and Pathfinder, without --data");
+        return cli_fail(error, "--fresh is for items that are made, without --data");
     if (!v->data && !made)
         return cli_fail(error, "--data is missing: what should it be evaluated on?");
     if (v->fresh) desc.part = HT_PART_TEST;
@@ -194,6 +208,7 @@ static int run(const void *values) {
         cli_say("eval", "%s", error.text);
     score_free(&t.classes);
     free(t.out);
+    free(t.right);
     ht_data_close(data);
     run_close(&m);
     return good ? CLI_OK : CLI_FAILED;
@@ -205,7 +220,8 @@ const cli_command cli_eval = {
     .about =
         "RUN is a run folder of train, or a checkpoint itself. Language models: bits per byte, "
         "loss and perplexity per token and per word; errors come from the spread over "
-        "sequences.\n",
+        "sequences. Of items that say which of their tokens count (copy, recall): accuracy by how "
+        "far back the answer stands.\n",
     .options = options,
     .word = "RUN",
     .word_offset = offsetof(eval_values, run),

@@ -4,7 +4,7 @@
  * Words are what white space separates. The end of a line in WikiText, and of a line that is a
  * document, counts as one more, as in published perplexities per word of such files.
  */
-#include "run/measure.h"
+#include "eval/measure.h"
 
 #include <ctype.h>
 #include <math.h>
