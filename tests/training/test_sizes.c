@@ -346,10 +346,8 @@ static void *put(const row *r, size_t bytes) {
     any whole;
     void *x = place(bytes);
     memset(&whole, 0, sizeof whole);
-    if (r->set) r->set(&whole);
-    memcpy(x, &whole, bytes < r->full ? bytes : r->full);
-    if (bytes > r->full) memset((char *)x + r->full, 0, bytes - r->full);
-    if (!r->set) memset(x, 0x5A, bytes); /* what is filled may hold anything before */
+    memset(x, r->set ? 0 : 0x5A, bytes); /* what is filled may hold anything before */
+    if (r->set) r->set(&whole), memcpy(x, &whole, bytes < r->full ? bytes : r->full);
     if (bytes >= sizeof bytes) memcpy(x, &bytes, sizeof bytes);
     return x;
 }
