@@ -30,7 +30,10 @@ fetch() {
 }
 
 whole=1
-fetch numpy pytest || { say "Python: the package index cannot be reached"; exit 0; }
+fetch numpy pytest scikit-build-core || {
+    say "Python: the package index cannot be reached"
+    exit 0
+}
 fetch filelock typing-extensions sympy networkx jinja2 fsspec setuptools && fetch torch &&
     "$venv/bin/python" tests/python/stubs.py || { say "Python: no PyTorch"; whole=0; }
 fetch jax || { say "Python: no JAX"; whole=0; }

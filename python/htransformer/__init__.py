@@ -4,8 +4,10 @@
     z = htransformer.attention(q, k, v, causal=True)  # each (batch, length, heads, dim)
 
 docs/python.md has the whole story. PyTorch is optional and only used if its tensors come in;
-HAttention (a torch.nn.Module) is made when it is first asked for.
+HAttention (a torch.nn.Module) and htransformer.jax are made when they are first asked for.
 """
+import importlib
+
 from ._attention import (attention, attention_qkvpacked, attention_vjp,
                          scaled_dot_product_attention)
 from ._cache import Cache
@@ -25,4 +27,10 @@ def __getattr__(name):
     if name == "HAttention":
         from ._module import HAttention
         return HAttention
+    if name == "jax":
+        return importlib.import_module("htransformer." + name)
     raise AttributeError("module 'htransformer' has no attribute %r" % name)
+
+
+def __dir__():
+    return sorted({*globals(), *__all__, "jax"})

@@ -10,6 +10,8 @@ import threading
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int64
 from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
 
+from . import _openmp
+
 # ---- errors ------------------------------------------------------------------------------------
 
 
@@ -141,12 +143,12 @@ _loading = threading.Lock()
 def _candidates():
     """(path, where it was looked for), in the order in which they are tried."""
     name = "libhtransformer.dylib" if sys.platform == "darwin" else "libhtransformer.so"
+    wheel = name if name.endswith("dylib") else name + ".1"
     package = os.path.dirname(os.path.abspath(__file__))
     build = os.path.join(os.path.dirname(os.path.dirname(package)), "build")
-    return [(os.path.join(package, name), "beside the package"),
+    return [(os.path.join(package, wheel), "beside the package"),
             (os.path.join(build, name), "the source tree's build folder"),
-            (name + ".0" if name.endswith(".so") else name, "the system's loader"),
-            (name, "the system's loader")]
+            (wheel, "the system's loader"), (name, "the system's loader")]
 
 
 def _open():
@@ -177,6 +179,7 @@ def library():
     if _library is None:
         with _loading:
             if _library is None:
+                _openmp.provide()
                 _library = _prepare(_open())
     return _library
 

@@ -34,6 +34,11 @@ def set_num_threads(threads):
     _threads = threads
 
 
+def threads():
+    """What set_num_threads() was told; 0: nothing."""
+    return _threads
+
+
 def cpu_context(threads=0):
     """The context of CPU memory. HTRANSFORMER_DEVICE may name one of the CPU's kernels."""
     device = os.environ.get("HTRANSFORMER_DEVICE", "")

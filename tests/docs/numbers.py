@@ -23,7 +23,8 @@ def check_version(root):
     header = (root / "include/htransformer.h").read_text()
     version = ".".join(re.findall(r"#define HT_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header))
     places = {"CHANGELOG.md": r"^## (\S+?),? ", "python/htransformer/__init__.py":
-              r'^__version__ = "(.*)"', "python/htransformer/_library.py": r'^VERSION = "(.*?)"'}
+              r'^__version__ = "(.*)"', "python/htransformer/_library.py": r'^VERSION = "(.*?)"',
+              "python/models/pyproject.toml": r'^version = "(.*)"'}
     for name, pattern in places.items():
         found = re.search(pattern, (root / name).read_text(), re.M)
         if not found or found.group(1) != version:
