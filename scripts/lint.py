@@ -83,6 +83,8 @@ def include_fault(root, path, name):
         return None if room in TESTS_MAY_SEE else "lets a test see %s/" % room
     if where == "tests" and (root / "cli" / name).is_file():
         return None
+    if path.parts[:2] == ("tests", "fuzz") and (root / "tests" / "fuzz" / name).is_file():
+        return None
     return "is no public header and not of this folder"
 
 

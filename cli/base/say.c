@@ -15,6 +15,9 @@ bool cli_fail(cli_error *error, const char *format, ...) {
     va_start(list, format);
     vsnprintf(error->text, sizeof error->text, format, list);
     va_end(list);
+    /* what a file says may be in it: one line, and nothing that a terminal obeys */
+    for (char *p = error->text; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7F) *p = '?';
     return false;
 }
 

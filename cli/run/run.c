@@ -18,12 +18,16 @@ bool run_path(char *out, const char *folder, const char *name, cli_error *error)
 }
 
 char *run_read_text(const char *path, cli_error *error) {
-    enum { MOST = 1 << 20 };
+    enum { FIRST = 4096, MOST = 1 << 20 };
     FILE *f = save_open_stream(path, error);
-    char *text = f ? malloc(MOST + 1) : NULL;
-    size_t n = text ? fread(text, 1, MOST + 1, f) : 0;
-    bool good = text && !ferror(f) && n <= MOST;
-    if (f && !text)
+    char *text = f ? malloc(FIRST + 1) : NULL, *longer = text;
+    size_t n = 0, room = FIRST;
+    while (longer && (n += fread(text + n, 1, room - n, f)) == room && room < MOST) {
+        longer = realloc(text, 2 * room + 1);
+        if (longer) text = longer, room *= 2;
+    }
+    bool good = longer && !ferror(f) && n < room;
+    if (f && !longer)
         cli_fail(error, "out of memory: reading %s", path);
     else if (f && !good)
         cli_fail(error, "%s could not be read, or is too large for such a file", path);

@@ -18,7 +18,7 @@
 #include "common/file.h"
 #include "data/data.h"
 
-enum { PIECE = 1 << 17 };
+enum { PIECE = 1 << 16 };
 
 /* A file being read. */
 typedef struct stream {

@@ -204,7 +204,7 @@ def spread(count, most):
     """Numbers 1 ... count, at most `most` of them, the first and the last ones among them."""
     if not most or count <= most:
         return range(1, count + 1)
-    return sorted({1 + i * (count - 1) // (most - 1) for i in range(most)})
+    return sorted({1 + i * (count - 1) // max(1, most - 1) for i in range(most)})
 
 
 def main():
