@@ -30,11 +30,11 @@
     X(CHOICE, query, 0, 0, 3, MODEL, DECIDED,                                                      \
       "auto (default), mean, first or fine: query of the coarse levels")                           \
     X(INT, block, 16, 2, 65536, MODEL, KEEP, "rows of an attention block, even")                   \
-    X(INT, open, 0, 0, 1048576, MODEL, APPLY,                                                      \
+    X(INT, open, 0, 0, 1048576, TRAINING, APPLY,                                                   \
       "clusters that every row opens at each level (query fine): 8 find single far rows; 0: none") \
-    X(INT, open_leaf, 8, 1, 1048576, MODEL, APPLY,                                                 \
+    X(INT, open_leaf, 8, 1, 1048576, TRAINING, APPLY,                                              \
       "open: a cluster of so many rows is opened to its rows, a power of two")                     \
-    X(INT, open_peek, 1, -1, 48, MODEL, APPLY,                                                     \
+    X(INT, open_peek, 1, -1, 48, TRAINING, APPLY,                                                  \
       "open: levels below a cluster that its score looks at; -1: its mean alone")                  \
     X(INT, layers, 4, 1, 1000, MODEL, KEEP, "Transformer blocks")                                  \
     X(INT, width, 256, 1, 65536, MODEL, KEEP, "size of the embedding and of the residual stream")  \

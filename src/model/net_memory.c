@@ -193,7 +193,6 @@ void hti_model_attention(ht_attention_desc *out, const ht_model *m, const ht_con
     out->head_dim = HTI_HEAD_DIM;
     out->block = c->block;
     out->open = how->open, out->open_leaf = how->open_leaf, out->open_peek = how->open_peek;
-    out->open = c->open, out->open_leaf = c->open_leaf, out->open_peek = c->open_peek;
     out->rotary_theta = c->rotary == HTI_ROTARY_LEVEL0 ? c->rotary_theta : 0;
 }
 

@@ -249,7 +249,7 @@ static const char *const models[] = {
     "{" SMALL DROP "\"pad\":1,\"pool\":\"mean\"}",
     "{" SMALL "\"layers\":1,\"mask_zero\":0}",
     "{" SMALL "\"causal\":1,\"pool\":\"last\",\"query\":\"fine\",\"learned\":1}",
-    "{" SMALL "\"block\":2,\"length\":61,\"pool\":\"mean\",\"open\":2,\"open_leaf\":2}",
+    "{" SMALL "\"block\":2,\"length\":61,\"pool\":\"mean\",\"open\":100,\"open_leaf\":2}",
     "{" PAIRS "\"query\":\"mean\"}",
     "{" PAIRS DROP "\"pool\":\"mean\",\"attention\":\"full\",\"learned\":1}",
     "{" PAIRS "\"pool\":\"mean_all\",\"head_hidden\":0,\"pad\":1}",
