@@ -206,6 +206,15 @@ HT_API int ht_attention_levels(const ht_attention *plan, int64_t length); /* M o
  * (docs/cuda.md has the table); elsewhere the name of the device. */
 HT_API const char *ht_attention_kernels(const ht_attention *plan, int backward);
 
+typedef struct ht_kernels_info {
+    size_t size;
+    const char *name;   /* the kernels that run, a word as above */
+    const char *faster; /* others are faster for such calls, but cannot take this one; or NULL */
+    char why[128]; /* the condition of theirs that it does not meet: "block is 24, ..."; or "" */
+} ht_kernels_info;
+#define HT_KERNELS_INFO_INIT \
+    { .size = sizeof(ht_kernels_info) }
+
 /* Element (sequence b, row i, head h, column c) lies at data[b*batch + i*row + h*head + c], strides
  * counted in elements. Zero strides mean contiguous [batch, length, heads, dim]. In a packed call
  * (cu_seqlens) rows of all sequences follow each other and the batch stride is not used. */
@@ -262,6 +271,12 @@ HT_API ht_status ht_attention_forward(const ht_attention *plan, const ht_attenti
 /* Takes the arguments of the forward call, with the same saved and the out it wrote. */
 HT_API ht_status ht_attention_backward(const ht_attention *plan, const ht_attention_args *args,
                                        const ht_attention_grads *grads);
+
+/* Which kernels run this very call, and why not faster ones; nothing is computed. args NULL: a call
+ * of the plan's largest size whose tensors lie in steps of 16 bytes; grads NULL: likewise. */
+HT_API ht_status ht_attention_explain(const ht_attention *plan, const ht_attention_args *args,
+                                      const ht_attention_grads *grads, int backward,
+                                      ht_kernels_info *out);
 
 /* ---- decoding ---------------------------------------------------------------------------- */
 

@@ -485,6 +485,8 @@ HT_API int64_t ht_trainer_steps(const ht_trainer *trainer); /* updates so far */
 HT_API size_t ht_trainer_bytes(const ht_trainer *trainer);  /* device memory it holds */
 /* Those of its layers, see ht_attention_kernels. */
 HT_API const char *ht_trainer_kernels(const ht_trainer *trainer, int backward);
+/* See ht_attention_explain. */
+HT_API ht_status ht_trainer_explain(const ht_trainer *trainer, int backward, ht_kernels_info *out);
 
 /* One update from `count` micro-batches. */
 HT_API ht_status ht_trainer_step(ht_trainer *trainer, const ht_batch *batches, int64_t count,

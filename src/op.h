@@ -110,9 +110,10 @@ typedef struct hti_ops {
      * of 16 bytes; kernels that take such tensors alone then need no others beside them. */
     void (*attention_need_aligned)(const ht_context *ctx, const ht_attention_desc *desc,
                                    ht_attention_need *need);
-    /* Optional: which of the device's kernels such calls run on, a word. */
-    const char *(*attention_kernels)(const ht_context *ctx, const ht_attention_desc *desc,
-                                     int backward);
+    /* Optional: which of the device's kernels the call runs on; tensors at address 0 are aligned.
+     */
+    void (*attention_kernels)(const ht_context *ctx, const hti_attention_call *call, int backward,
+                              ht_kernels_info *out);
     /* Optional: can calls of this plan have `first`? q, k, v and their gradients lie in steps of 16
      * bytes then. */
     int (*attention_first)(const ht_context *ctx, const ht_attention_desc *desc);

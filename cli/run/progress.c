@@ -65,13 +65,22 @@ static void print_data(const char *name, const ht_data *data) {
     putchar('\n');
 }
 
-/* Which the device chose for the attention; nobody should have to guess why a step is slow. */
+/* Which the device chose for the attention, and why not faster ones; nobody should have to guess
+ * why a step is slow. */
 static void print_kernels(const ht_trainer *trainer) {
-    const char *forward = ht_trainer_kernels(trainer, 0), *back = ht_trainer_kernels(trainer, 1);
-    int generic = !strcmp(forward, "generic") || !strcmp(back, "generic"),
-        same = !strcmp(forward, back);
-    printf("  %-10s %s%s%s%s\n", "kernels", forward, same ? "" : ", backward ", same ? "" : back,
-           generic ? ", many times slower than others: docs/cuda.md says which need what" : "");
+    ht_kernels_info info[2] = {HT_KERNELS_INFO_INIT, HT_KERNELS_INFO_INIT};
+    for (int backward = 0; backward < 2; backward++)
+        if (ht_trainer_explain(trainer, backward, &info[backward]) != HT_OK) return;
+    int same = !strcmp(info[0].name, info[1].name), as_well = !strcmp(info[0].why, info[1].why);
+    printf("  %-10s %s%s%s\n", "kernels", info[0].name, same ? "" : ", backward ",
+           same ? "" : info[1].name);
+    for (int backward = 0; backward < (as_well ? 1 : 2); backward++)
+        if (info[backward].faster)
+            printf("  %-10s the faster \"%s\" cannot run%s: %s\n", "", info[backward].faster,
+                   as_well    ? ""
+                   : backward ? " backward"
+                              : " forward",
+                   info[backward].why);
 }
 
 void progress_header(const ht_model *model, const ht_trainer *trainer, const ht_data *train,

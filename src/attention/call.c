@@ -201,7 +201,6 @@ static ht_status add_grads(hti_attention_call *c, const ht_attention *plan,
     ht_attention_grads own;
     TRY(HTI_TAKE(ctx, ht_attention_grads, &own, given));
     const ht_attention_grads *g = &own;
-    CHECK(ctx, c->saved, HT_INVALID, "saved is NULL: backward needs what forward left there");
     CHECK(ctx, plan->desc.has_bias || !g->dbias, HT_INVALID,
           "dbias is given, but the plan has has_bias 0");
     if (c->rows > 0) {
@@ -237,6 +236,8 @@ ht_status hti_attention_backward(const ht_attention *plan, const ht_attention_ar
                                  const ht_attention_grads *grads, hti_attention_how how) {
     hti_attention_call call;
     TRY(hti_call_make(&call, plan, args, 0));
+    CHECK(plan->ctx, call.saved, HT_INVALID,
+          "saved is NULL: backward needs what forward left there");
     TRY(add_grads(&call, plan, grads));
     if (call.rows == 0) return HT_OK;
     call.offset_device = how.offset_device;
@@ -254,4 +255,32 @@ ht_status ht_attention_backward(const ht_attention *plan, const ht_attention_arg
                                 const ht_attention_grads *grads) {
     NEED(plan);
     return hti_attention_backward(plan, args, grads, (hti_attention_how){NULL, 0});
+}
+
+/* ---- what would run ---- */
+
+/* As many of the longest sequences as the plan has room for, tensors at address 0. */
+static hti_attention_call largest(const ht_attention *plan) {
+    const ht_attention_desc *d = &plan->desc;
+    int64_t sequences = d->max_rows / d->max_length;
+    return (hti_attention_call){.desc = d,
+                                .length = d->max_length,
+                                .sequences = sequences,
+                                .rows = sequences * d->max_length};
+}
+
+ht_status ht_attention_explain(const ht_attention *plan, const ht_attention_args *args,
+                               const ht_attention_grads *grads, int backward,
+                               ht_kernels_info *out) {
+    NEED(plan);
+    ht_context *ctx = plan->ctx;
+    hti_attention_call call = largest(plan);
+    ht_kernels_info info = {.name = ht_context_device(ctx)};
+    TRY(HTI_WANT(ctx, ht_kernels_info, out));
+    CHECK(ctx, args || !grads, HT_INVALID, "ht_attention_explain: gradients without arguments");
+    if (args) TRY(hti_call_make(&call, plan, args, 0));
+    if (grads) TRY(add_grads(&call, plan, grads));
+    if (ctx->ops->attention_kernels) ctx->ops->attention_kernels(ctx, &call, backward, &info);
+    HTI_GIVE(ht_kernels_info, out, &info);
+    return HT_OK;
 }

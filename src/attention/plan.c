@@ -158,10 +158,9 @@ ht_status ht_attention_get_desc(const ht_attention *plan, ht_attention_desc *out
 }
 
 const char *ht_attention_kernels(const ht_attention *plan, int backward) {
-    if (!plan) return "";
-    const hti_ops *ops = plan->ctx->ops;
-    if (!ops->attention_kernels) return ht_context_device(plan->ctx);
-    return ops->attention_kernels(plan->ctx, &plan->desc, backward);
+    ht_kernels_info info = HT_KERNELS_INFO_INIT;
+    return plan && ht_attention_explain(plan, NULL, NULL, backward, &info) == HT_OK ? info.name
+                                                                                    : "";
 }
 
 int ht_attention_levels(const ht_attention *plan, int64_t length) {

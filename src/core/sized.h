@@ -36,6 +36,7 @@
 #define HTI_LAST_ht_rows_desc path
 #define HTI_LAST_ht_rows_info rows
 #define HTI_LAST_ht_resume_info step
+#define HTI_LAST_ht_kernels_info name
 
 typedef struct hti_sized {
     const char *name;

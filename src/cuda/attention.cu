@@ -159,12 +159,12 @@ static void need_tensor_cores(const ht_attention_desc *desc, ht_attention_need *
     set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
     need_starts(desc, need);
     at_least(&need->saved, hti_narrow_saved(desc));
-    if (hti_tile_plans(desc)) {
+    if (hti_family_plans(HTI_TILES, desc)) {
         at_least(&need->scratch_forward, hti_tile_scratch(a, desc->has_bias, 0));
         at_least(&need->scratch_backward, hti_tile_scratch(a, desc->has_bias, 1));
     }
-    if (hti_fine_plans(desc)) at_least(&need->scratch_forward, hti_fine_scratch(desc));
-    if (!hti_hier_plans(desc)) return;
+    if (hti_family_plans(HTI_FINE, desc)) at_least(&need->scratch_forward, hti_fine_scratch(desc));
+    if (!hti_family_plans(HTI_TUNED, desc)) return;
     at_least(&need->saved, hti_hier_saved(desc));
     at_least(&need->scratch_forward, hti_hier_forward_scratch(desc));
     at_least(&need->scratch_backward, hti_hier_backward_scratch(desc));
@@ -184,10 +184,14 @@ void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *des
 
 /* Whether the largest call of a plan keeps to the kernels' limits, q, k and v side by side. */
 static int within_limits(const ht_attention_desc *d) {
-    const int64_t most = (int64_t)1 << 32; /* of strides: see hti_aligned */
+    const int64_t most = (int64_t)1 << 32; /* of strides: see lies_well in families.c */
     int64_t row = (d->q_heads + 2 * d->kv_heads) * d->head_dim;
     return d->max_length < most / row && d->max_rows < HTI_REACH / row - 1 &&
            hti_chunks_fit(d->max_rows, d->max_sequences, 1);
+}
+
+static hti_limits limits_of(const ht_context *ctx) {
+    return {(size_t)hti_cuda_of(ctx)->shared_bytes, hti_narrow_backward_shared};
 }
 
 /* A call with the plan's largest sizes and tensors at address 0 stands for all of them. */
@@ -197,51 +201,31 @@ void hti_cuda_attention_need_aligned(const ht_context *ctx, const ht_attention_d
     call.desc = desc, call.sequences = desc->max_sequences;
     hti_cuda_attention_need(ctx, desc, need);
     if (!within_limits(desc)) return; /* some calls go to the generic kernels */
-    if (hti_hier_takes(hti_cuda_of(ctx), &call) && hti_hier_takes_backward(&call)) {
+    hti_limits limits = limits_of(ctx);
+    if (hti_family_takes(HTI_TUNED, &limits, &call, 1)) {
         need->scratch_forward = hti_hier_forward_scratch(desc);
         need->scratch_backward = hti_hier_backward_scratch(desc);
         need_starts(desc, need);
         return;
     }
     call.rows = desc->max_rows;
-    if (!hti_tile_takes_backward(&call)) return;
+    if (!hti_family_takes(HTI_TILES, &limits, &call, 1)) return;
     need->scratch_forward = need->scratch_backward = 0;
     need_tensor_cores(desc, need);
 }
 
 /* ---- which kernels ---- */
 
-enum family { FIRST_ROWS, NARROW, TUNED, FINE, TILES, FULL, GENERIC };
-
-static family forward_family(const ht_context *ctx, const hti_attention_call *call) {
-    const hti_cuda_backend *cuda = hti_cuda_of(ctx);
-    if (call->first) return FIRST_ROWS;
-    if (hti_narrow_takes(cuda, call)) return NARROW;
-    if (hti_hier_takes(cuda, call)) return TUNED;
-    if (hti_fine_takes(cuda, call)) return FINE;
-    if (hti_tile_takes(call)) return TILES;
-    return hti_full_takes(call) ? FULL : GENERIC;
+static hti_family family_of(const ht_context *ctx, const hti_attention_call *call, int backward) {
+    hti_limits limits = limits_of(ctx);
+    return hti_family_of(&limits, call, backward);
 }
 
-static family backward_family(const ht_context *ctx, const hti_attention_call *call) {
-    const hti_cuda_backend *cuda = hti_cuda_of(ctx);
-    if (call->first) return FIRST_ROWS;
-    if (hti_narrow_takes_backward(cuda, call)) return NARROW;
-    if (hti_hier_takes(cuda, call) && hti_hier_takes_backward(call)) return TUNED;
-    if (hti_tile_takes_backward(call)) return TILES;
-    return hti_full_takes_backward(call) ? FULL : GENERIC;
-}
-
-/* Of a call of as many of the longest sequences as the plan has room for, tensors at address 0. */
-const char *hti_cuda_attention_kernels(const ht_context *ctx, const ht_attention_desc *desc,
-                                       int backward) {
-    static const char *const names[] = {"first", "narrow", "tuned",  "tuned",
-                                        "tiles", "full",   "generic"};
-    hti_attention_call call = {};
-    call.desc = desc, call.length = desc->max_length;
-    call.sequences = desc->max_rows / desc->max_length;
-    call.rows = call.sequences * call.length;
-    return names[backward ? backward_family(ctx, &call) : forward_family(ctx, &call)];
+void hti_cuda_attention_kernels(const ht_context *ctx, const hti_attention_call *call, int backward,
+                                ht_kernels_info *out) {
+    hti_limits limits = limits_of(ctx);
+    out->name = hti_family_name(
+        hti_family_why(&limits, call, backward, &out->faster, out->why, sizeof out->why));
 }
 
 /* ---- calls ---- */
@@ -273,45 +257,45 @@ static ht_status prepare_starts(const ht_context *ctx, hti_cuda_args *a,
 ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *call) {
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
-    family by = forward_family(ctx, call);
+    hti_family by = family_of(ctx, call, 0);
     int bf16 = call->desc->dtype == HT_BF16;
-    if (by == FIRST_ROWS || by == NARROW) {
+    if (by == HTI_FIRST_ROWS || by == HTI_NARROW) {
         TRY(prepare_starts(ctx, &a, call));
-        return by == NARROW ? hti_narrow_forward(ctx, a) : hti_first_forward(ctx, call, a.cu);
+        return by == HTI_NARROW ? hti_narrow_forward(ctx, a) : hti_first_forward(ctx, call, a.cu);
     }
-    if (by == TUNED) return hti_hier_forward(ctx, call);
-    if (by == FINE) return hti_fine_forward(ctx, call);
+    if (by == HTI_TUNED) return hti_hier_forward(ctx, call);
+    if (by == HTI_FINE) return hti_fine_forward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
-    if (by == TILES) {
+    if (by == HTI_TILES) {
         set_tensors(&a, call);
         return hti_tile_forward(ctx, call, a);
     }
     layout_forward(&a, call->scratch);
     set_tensors(&a, call);
     TRY(prepare(ctx, a, call, bf16));
-    if (by == FULL) return hti_full_forward(ctx, call, a);
+    if (by == HTI_FULL) return hti_full_forward(ctx, call, a);
     return hti_generic_forward(ctx, a, bf16);
 }
 
 ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call *call) {
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
-    family by = backward_family(ctx, call);
+    hti_family by = family_of(ctx, call, 1);
     int bf16 = call->desc->dtype == HT_BF16;
-    if (by == FIRST_ROWS || by == NARROW) {
+    if (by == HTI_FIRST_ROWS || by == HTI_NARROW) {
         TRY(prepare_starts(ctx, &a, call));
-        return by == NARROW ? hti_narrow_backward(ctx, a) : hti_first_backward(ctx, call, a.cu);
+        return by == HTI_NARROW ? hti_narrow_backward(ctx, a) : hti_first_backward(ctx, call, a.cu);
     }
-    if (by == TUNED) return hti_hier_backward(ctx, call);
+    if (by == HTI_TUNED) return hti_hier_backward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
-    if (by == TILES) {
+    if (by == HTI_TILES) {
         set_tensors(&a, call);
         return hti_tile_backward(ctx, call, a);
     }
     layout_backward(&a, call->scratch, call->desc->has_bias);
     set_tensors(&a, call);
     TRY(prepare(ctx, a, call, bf16));
-    if (by == FULL) return hti_full_backward(ctx, call, a);
+    if (by == HTI_FULL) return hti_full_backward(ctx, call, a);
     TRY(hti_cuda_restrict(ctx, a, bf16));
     return hti_generic_backward(ctx, a, bf16);
 }

@@ -18,6 +18,7 @@
 extern "C" {
 #include "core/hier.h"
 #include "core/philox.h"
+#include "cuda/families.h"
 #include "op.h"
 }
 
@@ -184,11 +185,8 @@ int64_t hti_generic_pieces(hti_cuda_args *args);
 
 /* ---- the tile kernels: bf16 on tensor cores, blocks of 16, 32, ... 128 (tile.cu) ------------- */
 
-/* Whether they serve a plan, and a call of it; backward also asks for aligned gradients. saved is
- * that of the generic kernels. shape: a call's sizes, tensors and options, nothing carved. */
-int hti_tile_plans(const ht_attention_desc *desc);
-int hti_tile_takes(const hti_attention_call *call);
-int hti_tile_takes_backward(const hti_attention_call *call);
+/* saved is that of the generic kernels. shape: a call's sizes, tensors and options, nothing carved.
+ */
 size_t hti_tile_scratch(const hti_cuda_args &shape, int has_bias, int backward);
 ht_status hti_tile_forward(ht_context *ctx, const hti_attention_call *call,
                            const hti_cuda_args &shape);
@@ -202,8 +200,7 @@ ht_status hti_tile_backward(ht_context *ctx, const hti_attention_call *call,
  * bits of the dropout where they can. */
 size_t hti_narrow_saved(const ht_attention_desc *desc);
 void hti_narrow_set_saved(hti_cuda_args *args, const ht_attention_desc *desc);
-int hti_narrow_takes(const hti_cuda_backend *backend, const hti_attention_call *call);
-int hti_narrow_takes_backward(const hti_cuda_backend *backend, const hti_attention_call *call);
+size_t hti_narrow_backward_shared(int head_dim, int length, int levels);
 ht_status hti_narrow_forward(const ht_context *ctx, const hti_cuda_args &args);
 ht_status hti_narrow_backward(const ht_context *ctx, const hti_cuda_args &args);
 
@@ -222,8 +219,8 @@ int hti_cuda_attention_first(const ht_context *ctx, const ht_attention_desc *des
 ht_status hti_cuda_attention_check(ht_context *ctx, const ht_attention_desc *desc);
 void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *desc,
                              ht_attention_need *need);
-const char *hti_cuda_attention_kernels(const ht_context *ctx, const ht_attention_desc *desc,
-                                       int backward);
+void hti_cuda_attention_kernels(const ht_context *ctx, const hti_attention_call *call, int backward,
+                                ht_kernels_info *out);
 void hti_cuda_attention_need_aligned(const ht_context *ctx, const ht_attention_desc *desc,
                                      ht_attention_need *need);
 ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *call);

@@ -74,26 +74,12 @@ static inline int hti_hier_width(const ht_attention_desc *d) {
     return d->head_dim < 16 ? 16 : (int)d->head_dim;
 }
 
-/* Rows that can be read and written 16 bytes at a time; of 4 columns, 8 bytes. */
-static inline int hti_aligned(const ht_tensor &t, int64_t dim = 16) {
-    const int64_t most = (int64_t)1 << 32, row = (int64_t)1 << 20; /* in elements */
-    int64_t unit = dim < 8 ? dim : 8;
-    return (uintptr_t)t.data % (2 * unit) == 0 && t.batch_stride % unit == 0 &&
-           t.row_stride % unit == 0 && t.head_stride % unit == 0 && t.batch_stride >= 0 &&
-           t.batch_stride < most && t.row_stride >= 0 && t.row_stride < row && t.head_stride >= 0 &&
-           t.head_stride < most;
-}
-
-/* Whether the tuned kernels can serve a plan, and take this call of it (alignment). The choice
- * depends on q, k, v and out alone, so that backward finds in saved what forward left there. */
-int hti_hier_plans(const ht_attention_desc *desc);
-int hti_hier_takes(const hti_cuda_backend *backend, const hti_attention_call *call);
+/* What the tuned kernels need. Whether they take a call is the list's (families.c); forward's
+ * choice depends on q, k, v and out alone, so that backward finds in saved what it left there. */
 size_t hti_hier_saved(const ht_attention_desc *desc);
 size_t hti_hier_forward_scratch(const ht_attention_desc *desc);
 size_t hti_hier_backward_scratch(const ht_attention_desc *desc);
 ht_status hti_hier_forward(ht_context *ctx, const hti_attention_call *call);
-/* Backward also asks for aligned gradients, one query head per key head and head_dim <= 64. */
-int hti_hier_takes_backward(const hti_attention_call *call);
 ht_status hti_hier_backward(ht_context *ctx, const hti_attention_call *call);
 
 /* Stage 0 by a kernel that walks along the rows (tower/walk.cu): levels 0 to 2 into out and flse,
@@ -105,16 +91,9 @@ ht_status hti_walk_lift(ht_context *ctx, const hti_hier_args &args);
 ht_status hti_walk_join(ht_context *ctx, const hti_hier_args &args);
 
 /* Query mode fine, forward only; saved is lse alone, as the generic backward wants it. */
-int hti_fine_plans(const ht_attention_desc *desc);
-int hti_fine_takes(const hti_cuda_backend *backend, const hti_attention_call *call);
 size_t hti_fine_scratch(const ht_attention_desc *desc);
 ht_status hti_fine_forward(ht_context *ctx, const hti_attention_call *call);
 
-/* What all tuned kernels ask of a plan, whatever its query mode. */
-int hti_hier_fits(const ht_attention_desc *desc);
-int hti_grid_fits(const hti_cuda_backend *backend, const hti_attention_call *call);
-int hti_chunks_fit(int64_t rows, int64_t sequences, int packed);
-#define HTI_REACH ((int64_t)1 << 34) /* elements from a tensor's first on */
 /* Shared by forward and backward: the call's numbers; the plan's largest; lse and towers in saved.
  */
 void hti_hier_set(hti_hier_args *args, const hti_attention_call *call);

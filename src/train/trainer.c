@@ -71,6 +71,11 @@ const char *ht_trainer_kernels(const ht_trainer *t, int backward) {
     return ht_attention_kernels(t ? t->net.plan : NULL, backward);
 }
 
+ht_status ht_trainer_explain(const ht_trainer *t, int backward, ht_kernels_info *out) {
+    NEED(t);
+    return ht_attention_explain(t->net.plan, NULL, NULL, backward, out);
+}
+
 size_t ht_trainer_bytes(const ht_trainer *t) {
     if (!t) return 0;
     size_t arena = (size_t)t->model->params.total * hti_wide_bytes(t->model->dtype);

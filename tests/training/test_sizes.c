@@ -243,6 +243,7 @@ static ht_status call_resume(void *x) {
     return ht_trainer_resume(on.trainer, NULL, training_folder, x);
 }
 static ht_status call_train(void *x) { return ht_train(on.trainer, x); }
+static ht_status call_explain(void *x) { return ht_trainer_explain(on.trainer, 0, x); }
 
 static ht_status call_rows(void *x) { return ht_rows_read(on.ctx, x, NULL); }
 static ht_status call_counted(void *x) {
@@ -302,6 +303,7 @@ static const row rows[] = {
     OUT(ht_place, 16, call_place),
     OUT(ht_place, 16, call_rank),
     OUT(ht_resume_info, 16, call_resume),
+    OUT(ht_kernels_info, 16, call_explain),
     IN(ht_train_desc, 24, set_train, call_train),
     IN(ht_rows_desc, 16, set_rows, call_rows),
     OUT(ht_rows_info, 16, call_counted),

@@ -315,11 +315,6 @@ __global__ void __launch_bounds__(THREADS, 2) full_grad(full_args f) {
 
 /* ---- host ---- */
 
-int hti_full_takes_backward(const hti_attention_call *c) {
-    return hti_full_takes(c) && c->desc->q_heads == c->desc->kv_heads && hti_aligned(c->dout) &&
-           hti_aligned(c->dq) && hti_aligned(c->dk) && hti_aligned(c->dv);
-}
-
 template <int D, int ROLE> static dim3 grid_for(const hti_hier_args &a) {
     return grid_of(a, 0, shape<D, ROLE>::ROWS, a.q_heads);
 }

@@ -180,15 +180,6 @@ __global__ void __launch_bounds__(shape<D>::THREADS, D <= 64 ? 2 : 1) full_atten
 
 /* ---- host ---- */
 
-int hti_full_takes(const hti_attention_call *c) {
-    const ht_attention_desc *d = c->desc;
-    int dim = (int)d->head_dim, fits = dim == 16 || dim == 32 || dim == 64 || dim == 128;
-    return d->kind == HT_FULL && d->dtype == HT_BF16 && fits && d->value_dim == dim &&
-           (!d->has_bias || d->block <= HTI_FULL_BLOCK) && d->rotary_theta == 0 &&
-           d->dropout == 0 && d->scale > 0 && hti_aligned(c->q) && hti_aligned(c->k) &&
-           hti_aligned(c->v) && hti_aligned(c->out) && c->sequences <= 65535 && d->q_heads <= 65535;
-}
-
 void hti_full_set(hti_hier_args *out, const hti_attention_call *c, const hti_cuda_args &args) {
     hti_hier_set(out, c);
     out->cu = args.cu;

@@ -8,13 +8,6 @@
 
 #include "cuda/hier.h"
 
-#define HTI_FULL_BLOCK 128 /* so that tables of biases fit beside the tiles */
-
-/* Whether these kernels take a call (shape, alignment). Backward also asks for aligned gradients
- * and one query head per key head. */
-int hti_full_takes(const hti_attention_call *call);
-int hti_full_takes_backward(const hti_attention_call *call);
-
 /* args: what the generic kernels would get; cu and h are already carved, cu is filled in. */
 void hti_full_set(hti_hier_args *out, const hti_attention_call *call, const hti_cuda_args &args);
 ht_status hti_full_forward(ht_context *ctx, const hti_attention_call *call,

@@ -423,12 +423,6 @@ size_t hti_narrow_backward_shared(int head_dim, int length, int levels) {
     return (size_t)backward_layout(NULL, head_dim, sizes_of(a)).bytes;
 }
 
-int hti_narrow_takes_backward(const hti_cuda_backend *cuda, const hti_attention_call *c) {
-    int64_t dim = c->desc->head_dim;
-    return hti_narrow_takes(cuda, c) && hti_aligned(c->dout, dim) && hti_aligned(c->dq, dim) &&
-           hti_aligned(c->dk, dim) && hti_aligned(c->dv, dim);
-}
-
 template <int D> static ht_status launch(const ht_context *ctx, hti_cuda_args a) {
     set_places(&a);
     auto kernel = a.causal      ? narrow_backward<D, CAUSAL>

@@ -293,14 +293,6 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, D == 4 ? 3 : 2)
 
 /* ---- from outside ---- */
 
-/* Not where there would be far more room for short sequences than for rows. */
-static int keeps_bits(const ht_attention_desc *d) {
-    int64_t dim = d->head_dim;
-    return d->dropout > 0 && d->dtype == HT_BF16 && (dim == 4 || dim == 8) &&
-           d->block % GROUP == 0 && d->block <= 128 &&
-           d->max_sequences * KEEPS_APART * GROUP <= d->max_rows;
-}
-
 static size_t lse_bytes(const ht_attention_desc *d) {
     return (sizeof(float) * (size_t)(d->q_heads * d->max_rows) + 15) / 16 * 16;
 }
@@ -310,34 +302,15 @@ static int64_t row_bytes(const ht_attention_desc *d) {
 }
 
 size_t hti_narrow_saved(const ht_attention_desc *d) {
-    if (!keeps_bits(d)) return 0;
+    if (!hti_narrow_keeps(d)) return 0;
     int64_t most = d->q_heads * cluster_keeps_at((int)d->block, d->max_rows, d->max_sequences);
     return lse_bytes(d) + (size_t)(row_bytes(d) + most);
 }
 
 void hti_narrow_set_saved(hti_cuda_args *a, const ht_attention_desc *d) {
-    if (!a->saved || !keeps_bits(d)) return;
+    if (!a->saved || !hti_narrow_keeps(d)) return;
     a->row_keeps = (uint8_t *)a->saved + lse_bytes(d);
     a->cluster_keeps = a->row_keeps + row_bytes(d);
-}
-
-/* Level 0 of a sequence and its other levels must fit into shared memory, in backward, too. */
-int hti_narrow_takes(const hti_cuda_backend *cuda, const hti_attention_call *c) {
-    const ht_attention_desc *d = c->desc;
-    int64_t dim = d->head_dim;
-    /* full: one block of all rows, of which block_of knows no more than 256 groups */
-    int fits = d->kind == HT_FULL
-                   ? d->dropout == 0 && c->length <= 4096
-                   : d->block % GROUP == 0 && (d->kind == HT_LOCAL || d->query != HT_QUERY_FINE);
-    if (!fits || d->dtype != HT_BF16 || (dim != 4 && dim != 8) || d->value_dim != dim ||
-        d->kv_heads != d->q_heads || d->has_bias || d->rotary_theta > 0 || c->length > 8192 ||
-        c->sequences * d->q_heads > INT32_MAX || (d->dropout > 0 && !keeps_bits(d)))
-        return 0;
-    int levels = d->kind == HT_HIERARCHICAL ? hti_levels(c->length, d->block) : 1;
-    return levels <= NARROW_LEVELS && hti_aligned(c->q, dim) && hti_aligned(c->k, dim) &&
-           hti_aligned(c->v, dim) && hti_aligned(c->out, dim) &&
-           hti_narrow_backward_shared((int)dim, (int)c->length, levels) <=
-               (size_t)cuda->shared_bytes;
 }
 
 template <int D> static ht_status launch(const ht_context *ctx, hti_cuda_args a) {

@@ -23,7 +23,8 @@
 #include "cuda/generic/tile.h"
 #include "cuda/hier_tile.h"
 
-enum { GROUP = 16, STRIP = 64, HELD = 3, NARROW_LEVELS = 12 }; /* HELD: levels of a strip */
+enum { GROUP = HTI_NARROW_GROUP, STRIP = 64, HELD = 3, NARROW_LEVELS = HTI_NARROW_LEVELS };
+/* HELD: levels of a strip */
 
 /* What kernels are compiled for: everything is seen and stays; weights are dropped; causal (perhaps
  * with dropout). */
@@ -558,7 +559,10 @@ DEVICE void hide(scores &s, const partners &r, int i, int level, int c, bool key
  * t is that of query g + 8 h and key 4 t + e. A tile has room for three blocks of keys at level 0,
  * for two above it. */
 
-enum { KEEPS_BYTES = 32, KEEPS_APART = 8 }; /* tiles more than rows / 16 that levels may end in */
+enum {
+    KEEPS_BYTES = 32,
+    KEEPS_APART = HTI_NARROW_APART
+}; /* tiles more than rows / 16 that levels may end in */
 
 HTI_FN int64_t row_keeps_at(int block, int64_t start, int64_t sequence) {
     return (start / GROUP + sequence) * (3 * block / GROUP) * KEEPS_BYTES;
@@ -591,6 +595,5 @@ static inline void set_places(hti_cuda_args *a) {
 }
 
 /* backward.cu: shared memory of a call whose longest sequence has this length. */
-size_t hti_narrow_backward_shared(int head_dim, int length, int levels);
 
 #endif

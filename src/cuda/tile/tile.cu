@@ -7,23 +7,6 @@
 
 #include <string.h>
 
-int hti_tile_plans(const ht_attention_desc *d) {
-    int dim = (int)d->head_dim, fits = dim == 16 || dim == 32 || dim == 64 || dim == 128;
-    return d->kind != HT_FULL && d->dtype == HT_BF16 && fits && d->value_dim == dim &&
-           d->block % GROUP == 0 && d->block <= 128;
-}
-
-int hti_tile_takes(const hti_attention_call *c) {
-    int64_t most = (int64_t)1 << 32; /* of what grids are made of */
-    return hti_tile_plans(c->desc) && hti_aligned(c->q) && hti_aligned(c->k) && hti_aligned(c->v) &&
-           hti_aligned(c->out) && (c->rows + GROUP * c->sequences) * c->desc->q_heads < most;
-}
-
-int hti_tile_takes_backward(const hti_attention_call *c) {
-    return hti_tile_takes(c) && hti_aligned(c->dout) && hti_aligned(c->dq) && hti_aligned(c->dk) &&
-           hti_aligned(c->dv);
-}
-
 /* ---- scratch ---- */
 
 static void carve_forward(hti_carver *c, hti_tile_args *t) {

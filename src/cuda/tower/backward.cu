@@ -662,12 +662,6 @@ size_t hti_hier_backward_scratch(const ht_attention_desc *d) {
     return carve_scratch(&a, nullptr, hti_hier_width(d), 1);
 }
 
-int hti_hier_takes_backward(const hti_attention_call *c) {
-    int64_t dim = c->desc->head_dim;
-    return c->desc->q_heads == c->desc->kv_heads && dim <= 64 && hti_aligned(c->dout, dim) &&
-           hti_aligned(c->dq, dim) && hti_aligned(c->dk, dim) && hti_aligned(c->dv, dim);
-}
-
 template <int D, int PLAIN> static ht_status run_stage(ht_context *ctx, const hti_hier_args &a) {
     dim3 grid = grid_heads(a, 3 * a.stage, CHUNK, a.q_heads);
     size_t shared = sizeof(shared_rows<D>);

@@ -398,21 +398,11 @@ static size_t carve(fine_args *f, void *base, int dim) {
     return c.used + 256; /* base may need rounding up */
 }
 
-int hti_fine_plans(const ht_attention_desc *d) {
-    return hti_hier_fits(d) && d->kind == HT_HIERARCHICAL && d->query == HT_QUERY_FINE &&
-           d->head_dim >= 16;
-}
-
 size_t hti_fine_scratch(const ht_attention_desc *d) {
     fine_args f = {};
     hti_hier_most(&f.h, d);
     f.levels = hti_levels(d->max_length, 16);
     return carve(&f, nullptr, (int)d->head_dim);
-}
-
-int hti_fine_takes(const hti_cuda_backend *backend, const hti_attention_call *c) {
-    return hti_fine_plans(c->desc) && hti_aligned(c->q) && hti_aligned(c->k) && hti_aligned(c->v) &&
-           hti_aligned(c->out) && hti_grid_fits(backend, c);
 }
 
 template <int D> static ht_status run_forward(ht_context *ctx, fine_args &f) {

@@ -226,18 +226,6 @@ void hti_hier_most(hti_hier_args *a, const ht_attention_desc *d) {
     set_towers(a, 1);
 }
 
-int hti_hier_fits(const ht_attention_desc *d) {
-    int dim = (int)d->head_dim,
-        fits = dim == 4 || dim == 8 || dim == 16 || dim == 32 || dim == 64 || dim == 128;
-    return d->kind != HT_FULL && d->dtype == HT_BF16 && d->block == 16 && fits &&
-           d->value_dim == dim && !d->has_bias && d->rotary_theta == 0 && d->dropout == 0 &&
-           d->scale > 0;
-}
-
-int hti_hier_plans(const ht_attention_desc *d) {
-    return hti_hier_fits(d) && (d->kind == HT_LOCAL || d->query != HT_QUERY_FINE);
-}
-
 size_t hti_hier_saved(const ht_attention_desc *d) {
     hti_hier_args a;
     hti_hier_most(&a, d);
@@ -249,34 +237,6 @@ size_t hti_hier_forward_scratch(const ht_attention_desc *d) {
     hti_hier_most(&a, d);
     return hti_hier_carve_saved(&a, nullptr, hti_hier_width(d), 0) +
            carve_scratch(&a, nullptr, hti_hier_width(d), 1);
-}
-
-/* Chunks of 128 rows in the grid's second dimension; a packed batch leaves room between its
- * sequences. */
-int hti_chunks_fit(int64_t rows, int64_t sequences, int packed) {
-    return (packed ? rows + rows / 8 : rows) / 128 + sequences + 1 < 65535;
-}
-
-/* Places of rows are counted in 32 bits, 8 bytes each. */
-static int within_reach(const ht_tensor &t, int64_t heads, const hti_attention_call *c) {
-    int64_t rows = c->cu_seqlens ? c->rows : c->length;
-    int64_t before = c->cu_seqlens ? 0 : (c->sequences - 1) * t.batch_stride;
-    return before + rows * t.row_stride + heads * t.head_stride < HTI_REACH;
-}
-
-int hti_grid_fits(const hti_cuda_backend *backend, const hti_attention_call *c) {
-    int64_t q_heads = c->desc->q_heads, kv_heads = c->desc->kv_heads;
-    return backend->shared_bytes >= 220 * 1024 &&
-           hti_chunks_fit(c->cu_seqlens ? c->rows : c->length, c->sequences,
-                          c->cu_seqlens != nullptr) &&
-           within_reach(c->q, q_heads, c) && within_reach(c->k, kv_heads, c) &&
-           within_reach(c->v, kv_heads, c) && within_reach(c->out, q_heads, c);
-}
-
-int hti_hier_takes(const hti_cuda_backend *backend, const hti_attention_call *c) {
-    int64_t dim = c->desc->head_dim;
-    return hti_hier_plans(c->desc) && hti_aligned(c->q, dim) && hti_aligned(c->k, dim) &&
-           hti_aligned(c->v, dim) && hti_aligned(c->out, dim) && hti_grid_fits(backend, c);
 }
 
 template <int D, int PLAIN, int MODE>

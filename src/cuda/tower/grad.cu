@@ -15,6 +15,8 @@
 #include "cuda/tower/grad.h"
 #include "cuda/tower/ring.h"
 
+#include <pthread.h>
+
 enum { DQ, DKV };
 enum { THREADS = 3 * 128 };
 
@@ -420,9 +422,26 @@ static encoder find_encoder() {
     return error == cudaSuccess && how == cudaDriverEntryPointSuccess ? (encoder)found : nullptr;
 }
 
-static encoder the_encoder() {
-    static const encoder found = find_encoder();
-    return found;
+/* What the machine and this build have, asked once: it costs as much as a launch. Contexts of
+ * several threads may come here together. */
+static struct {
+    encoder encode;
+    int usable; /* and the kernels are there; all devices of capability 9.0 load the same ones */
+} found;
+
+static void look() {
+    cudaFuncAttributes about;
+    found.encode = find_encoder();
+    found.usable =
+        found.encode &&
+        cudaFuncGetAttributes(&about, (const void *)hier_grad_walk<0, 1>) == cudaSuccess &&
+        about.maxThreadsPerBlock >= THREADS;
+}
+
+static int is_usable() {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, look);
+    return found.usable;
 }
 
 /* Rows of a stage, `box` at a time; strides in elements. */
@@ -432,10 +451,10 @@ static int describe(CUtensorMap *map, const void *data, int64_t rows, int64_t he
     cuuint64_t stride[3] = {2 * (cuuint64_t)row, 2 * (cuuint64_t)head, 2 * (cuuint64_t)sequence};
     cuuint32_t part[4] = {D, (cuuint32_t)box, 1, 1}, step[4] = {1, 1, 1, 1};
     if (sequences == 1) stride[2] = ROW; /* any */
-    return the_encoder()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)data, size, stride, part,
-                         step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                         CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return found.encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)data, size, stride, part,
+                        step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 static int describe_all(grad_args *g) {
@@ -456,21 +475,12 @@ static int describe_all(grad_args *g) {
     return fine;
 }
 
-/* Whether this build has the kernels; all devices of capability 9.0 load the same ones. */
-static int has_kernels() {
-    cudaFuncAttributes about;
-    return the_encoder() &&
-           cudaFuncGetAttributes(&about, (const void *)hier_grad_walk<0, 1>) == cudaSuccess &&
-           about.maxThreadsPerBlock >= THREADS;
-}
-
 int hti_hier_grad_takes(const ht_context *ctx, const hti_hier_args &a) {
     int64_t whole = (int64_t)STEP << (3 * a.stage);
     if (hti_cuda_of(ctx)->capability != 90 || a.dim != D || a.local || a.cu || a.key_mask ||
         a.query_mask || a.length % whole != 0)
         return 0;
-    static const int has = has_kernels(); /* asked once: it costs as much as a launch */
-    return has;
+    return is_usable();
 }
 
 /* Walks per head: as many as keep the longest of them short, counting the way in. For each number

@@ -22,7 +22,7 @@ enum { PASS = THREADS * 16, STAGED = (CHUNK + 2 * HALO) * 4 * JOIN_D };
 enum { AT_STAGED = sizeof(shared_rows<JOIN_D>), AT_STASH = AT_STAGED + STAGED };
 enum { AT_RING = AT_STASH + WARPS * STASH, AT_BARRIERS = AT_RING + WARPS * RING };
 enum { JOIN_SHARED = AT_BARRIERS + 2 * WARPS * 8 };
-static_assert(JOIN_SHARED <= 220 * 1024, "hti_grid_fits asks for no more");
+static_assert(JOIN_SHARED <= 220 * 1024, "TOWER_MEMORY in families.c asks for no more");
 
 struct join_args {
     hti_hier_args a;
