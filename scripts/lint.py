@@ -12,7 +12,7 @@ import sys
 # rooms of src/, lowest first; a file may include its own room and those below it. Up to attention
 # they are libhtransformer, all others and the kernels in folders named model libhtransformer_models
 ROOMS = ["core", "", "cpu", "cuda", "attention"]
-ROOMS += ["common", "dist", "config", "layer", "model", "data", "train"]
+ROOMS += ["common", "dist", "config", "layer", "model", "data", "linear", "train"]
 KERNELS = {"cpu", "cuda"}  # reached through op.h only: nobody outside includes them
 PUBLIC_ONLY = {"cli", "examples", "python", "bench"}  # these see the public headers and themselves
 TESTS_MAY_SEE = {"core", "", "common", "dist"}  # of src/; and the public headers, parts of cli/

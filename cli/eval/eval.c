@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "eval/distance.h"
 #include "eval/measure.h"
+#include "run/linear.h"
 #include "run/rows.h"
 #include "run/score.h"
 
@@ -57,6 +58,10 @@ typedef struct totals {
     score classes;
     float *out;           /* losses or logits of a batch */
     unsigned char *right; /* language models: was a token guessed? */
+    ht_linear *linear;    /* or NULL; then also: */
+    ht_data *data;
+    score alone[2]; /* the linear model, the Transformer */
+    float *scores;  /* of a batch */
 } totals;
 
 static bool add_report(totals *t, run_model *m, const ht_batch *batch) {
@@ -68,19 +73,43 @@ static bool add_report(totals *t, run_model *m, const ht_batch *batch) {
     return true;
 }
 
-static bool add_batch(totals *t, run_model *m, const ht_batch *batch) {
-    if (setting_is(m->config, "task", "denoise")) return add_report(t, m, batch);
+/* From the Transformer's logits to the answer's. */
+static bool add_linear(totals *t, run_model *m, const ht_batch *batch, cli_error *error) {
+    linear_batch b = {
+        .data = t->data, .first = (int64_t)t->classes.items, .scores = t->scores, .logits = t->out};
+    score_add(&t->alone[1], batch, t->out);
+    if (!linear_add(t->linear, m->ctx, &b, batch->sequences, error)) return false;
+    score_add(&t->alone[0], batch, t->scores);
+    return true;
+}
+
+static bool add_batch(totals *t, run_model *m, const ht_batch *batch, cli_error *error) {
+    if (setting_is(m->config, "task", "denoise"))
+        return add_report(t, m, batch) || cli_fail(error, "%s", ht_context_error(m->ctx));
     if (batch->back) {
-        if (ht_trainer_guess(m->trainer, batch, t->out, t->right) != HT_OK) return false;
+        if (ht_trainer_guess(m->trainer, batch, t->out, t->right) != HT_OK)
+            return cli_fail(error, "%s", ht_context_error(m->ctx));
         distance_add(&t->far, batch, t->out, t->right);
         return true;
     }
-    if (ht_trainer_predict(m->trainer, batch, t->out) != HT_OK) return false;
+    if (ht_trainer_predict(m->trainer, batch, t->out) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(m->ctx));
+    if (t->linear && !add_linear(t, m, batch, error)) return false;
     if (setting_is(m->config, "task", "language"))
         measure_add(&t->language, batch, t->out);
     else
         score_add(&t->classes, batch, t->out);
     return true;
+}
+
+static bool begin_classes(totals *t, const run_model *m, size_t numbers, cli_error *error) {
+    const ht_labels *labels = ht_model_labels(m->model);
+    if (!score_begin(&t->classes, labels, m->config, error)) return false;
+    if (!t->linear) return true;
+    t->scores = malloc(sizeof *t->scores * numbers);
+    return (t->scores || cli_fail(error, "out of memory")) &&
+           score_begin(&t->alone[0], labels, m->config, error) &&
+           score_begin(&t->alone[1], labels, m->config, error);
 }
 
 static bool evaluate(totals *t, run_model *m, ht_data *data, cli_error *error) {
@@ -92,13 +121,14 @@ static bool evaluate(totals *t, run_model *m, ht_data *data, cli_error *error) {
     int64_t each = setting_int(c, language ? "length" : "classes");
     t->language.tokenizer = m->tokenizer;
     t->language.documents = setting_word(c, "documents");
-    if (classify && !score_begin(&t->classes, ht_model_labels(m->model), c, error)) return false;
     size_t room = (size_t)(setting_int(c, "batch") * each);
+    if (classify && !begin_classes(t, m, room, error)) return false;
+    t->data = data;
     t->out = malloc(sizeof *t->out * room);
     t->right = malloc(room);
     if (!t->out || !t->right) return cli_fail(error, "out of memory");
     while ((status = ht_data_next(data, &batch)) == HT_OK)
-        if (!add_batch(t, m, &batch)) return cli_fail(error, "%s", ht_context_error(m->ctx));
+        if (!add_batch(t, m, &batch, error)) return false;
     return status == HT_END || cli_fail(error, "%s", ht_context_error(m->ctx));
 }
 
@@ -110,6 +140,20 @@ static void json_scores(json_writer *json, double targets, double loss, double c
     json_real(json, "loss", loss / targets);
     json_real(json, "accuracy", correct / targets);
     json_real(json, "accuracy_error", error_of(correct / targets, targets));
+}
+
+static void json_linear(const totals *t, json_writer *json) {
+    static const char *const names[] = {"linear", "transformer"};
+    ht_linear_info info = HT_LINEAR_INFO_INIT;
+    if (ht_linear_get_info(t->linear, &info) != HT_OK) return;
+    for (int i = 0; i < 2; i++) {
+        const score *s = &t->alone[i];
+        json_open(json, names[i], '{');
+        json_real(json, "weight", i ? info.model_weight : info.linear_weight);
+        json_real(json, "loss", s->loss / s->items);
+        json_real(json, "accuracy", s->correct / s->items);
+        json_close(json, '}');
+    }
 }
 
 static void print_json(const totals *t, const run_model *m, int by_position) {
@@ -126,18 +170,30 @@ static void print_json(const totals *t, const run_model *m, int by_position) {
     } else {
         json_scores(&json, s->items, s->loss, s->correct);
         json_real(&json, "majority", score_majority(s));
+        if (t->linear) json_linear(t, &json);
         score_json(s, &json);
     }
     json_close(&json, '}');
     putchar('\n');
 }
 
-static void print_classes(const score *s, const char *path) {
+/* Each alone; losses of scores that nobody weighed would mean nothing. */
+static void print_linear(const totals *t) {
+    const score *linear = &t->alone[0], *model = &t->alone[1];
+    char words[64];
+    printf("  the linear model alone %.2f %%, the Transformer alone %.2f %%; validation chose %s\n",
+           100 * linear->correct / linear->items, 100 * model->correct / model->items,
+           linear_words(words, t->linear));
+}
+
+static void print_classes(const totals *t, const char *path) {
+    const score *s = &t->classes;
     double right = s->correct / s->items;
     printf("accuracy %.2f +- %.2f %% of %.0f items, loss %.4f; the largest class alone %.2f %% "
            "(%s)\n",
            100 * right, 100 * error_of(right, s->items), s->items, s->loss / s->items,
            100 * score_majority(s), path);
+    if (t->linear) print_linear(t);
     score_print(s);
 }
 
@@ -155,7 +211,7 @@ static void print(const totals *t, const run_model *m, const eval_values *v) {
                setting_real(m->config, "hide") > 0 ? "hidden" : "next", t->loss / t->targets,
                m->path);
     else
-        print_classes(&t->classes, m->path);
+        print_classes(t, m->path);
 }
 
 /* Items that no run has seen. */
@@ -164,7 +220,8 @@ static bool set_fresh(ht_config *config, int64_t items) {
            ht_config_set_int(config, "data_seed", setting_int(config, "data_seed") + 1) == HT_OK;
 }
 
-static bool open_data(ht_data **out, run_model *m, const eval_values *v, cli_error *error) {
+static bool open_data(ht_data **out, run_model *m, const eval_values *v, const ht_linear *linear,
+                      cli_error *error) {
     ht_data_desc desc = HT_DATA_DESC_INIT;
     run_rows how = v->rows;
     if (!run_rows_of(&how, m, error)) return false;
@@ -179,6 +236,7 @@ static bool open_data(ht_data **out, run_model *m, const eval_values *v, cli_err
     desc.rows = &rows;
     desc.labels = ht_model_labels(m->model);
     desc.items = v->items;
+    desc.keep_texts = linear != NULL;
     if (v->fresh && (v->data || !made))
         return cli_fail(error, "--fresh is for items that are made, without --data");
     if (!v->data && !made)
@@ -201,14 +259,18 @@ static int run(const void *values) {
         cli_say("eval", "%s", error.text);
         return code;
     }
-    bool good = open_data(&data, &m, v, &error) && evaluate(&t, &m, data, &error);
+    bool good = linear_find(&t.linear, &m, &error) && open_data(&data, &m, v, t.linear, &error) &&
+                evaluate(&t, &m, data, &error);
     if (good)
         print(&t, &m, v);
     else
         cli_say("eval", "%s", error.text);
     score_free(&t.classes);
+    for (int i = 0; i < 2; i++) score_free(&t.alone[i]);
     free(t.out);
     free(t.right);
+    free(t.scores);
+    ht_linear_destroy(t.linear);
     ht_data_close(data);
     run_close(&m);
     return good ? CLI_OK : CLI_FAILED;

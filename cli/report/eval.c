@@ -5,6 +5,7 @@
 #include "report/report.h"
 
 #include "base/json.h"
+#include "run/linear.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -40,7 +41,10 @@ static bool own_data(const report_run *r, ht_data_desc *desc, char path[4096], d
 typedef struct counter {
     report_eval *e;
     run_model *m;
-    float *out; /* logits or losses of a batch */
+    float *out;        /* logits or losses of a batch */
+    ht_linear *linear; /* or NULL */
+    const ht_data *data;
+    float *scores; /* what it gives for a batch */
     double sum[REPORT_POSITIONS], count[REPORT_POSITIONS];
 } counter;
 
@@ -57,6 +61,20 @@ static void count_losses(counter *c, const ht_batch *batch) {
         }
 }
 
+/* The answer of both, and what each says alone. */
+static bool count_answers(counter *c, const ht_batch *batch, cli_error *error) {
+    report_eval *e = c->e;
+    linear_batch b = {
+        .data = c->data, .first = (int64_t)e->classes.items, .scores = c->scores, .logits = c->out};
+    if (c->linear) {
+        score_add(&e->alone[1], batch, c->out);
+        if (!linear_add(c->linear, c->m->ctx, &b, batch->sequences, error)) return false;
+        score_add(&e->alone[0], batch, c->scores);
+    }
+    score_add(&e->classes, batch, c->out);
+    return true;
+}
+
 static bool run_batches(counter *c, ht_data *data, cli_error *error) {
     ht_batch batch = HT_BATCH_INIT;
     ht_status status = HT_OK;
@@ -65,8 +83,8 @@ static bool run_batches(counter *c, ht_data *data, cli_error *error) {
         if (status != HT_OK) break;
         if (c->e->language)
             count_losses(c, &batch);
-        else
-            score_add(&c->e->classes, &batch, c->out);
+        else if (!count_answers(c, &batch, error))
+            return false;
     }
     if (status != HT_OK && status != HT_END)
         return cli_fail(error, "%s", ht_context_error(c->m->ctx));
@@ -88,6 +106,16 @@ static void finish(counter *c) {
         e->bits[p] = c->count[p] ? c->sum[p] / c->count[p] : NAN;
     }
     e->done = true;
+}
+
+static bool begin_linear(counter *c, const ht_labels *labels, size_t numbers, cli_error *error) {
+    if (!c->linear) return true;
+    c->e->linear = true;
+    linear_words(c->e->chosen, c->linear);
+    c->scores = malloc(numbers * sizeof *c->scores);
+    return (c->scores || cli_fail(error, "out of memory")) &&
+           score_begin(&c->e->alone[0], labels, c->m->config, error) &&
+           score_begin(&c->e->alone[1], labels, c->m->config, error);
 }
 
 static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_error *error) {
@@ -119,14 +147,17 @@ static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_er
         good = c->out || cli_fail(error, "out of memory");
     }
     good = good && (e->language || score_begin(&e->classes, desc.labels, config, error));
+    good = good && linear_find(&c->linear, m, error) && begin_linear(c, desc.labels, room, error);
+    desc.keep_texts = good && c->linear;
     if (good && !desc.path && !setting_makes_items(config))
         good = cli_fail(error, "the run does not say where its data is; give --data");
     if (good && ht_data_open(&data, m->ctx, &desc) != HT_OK)
         good = cli_fail(error, "%s", ht_context_error(m->ctx));
+    if (good) c->data = data;
     good = good && run_batches(c, data, error);
     if (good) finish(c);
     ht_data_close(data);
-    if (c) free(c->out);
+    if (c) ht_linear_destroy(c->linear), free(c->scores), free(c->out);
     free(c);
     return good;
 }

@@ -119,6 +119,7 @@ bool report_read(report_run *r, const char *path, cli_error *error) {
 void report_release(report_run *r) {
     cJSON_Delete(r->config);
     score_free(&r->eval.classes);
+    for (int i = 0; i < 2; i++) score_free(&r->eval.alone[i]);
     for (int c = 0; c < COLUMNS; c++) {
         free(r->steps.at[c]);
         free(r->valid.at[c]);

@@ -40,6 +40,9 @@ typedef struct report_eval {
     int64_t items;
     double loss, accuracy;                                     /* natural logarithm; share */
     score classes;                                             /* of a classifier */
+    bool linear;                                               /* with a linear model: */
+    score alone[2];                                            /* that one, the Transformer */
+    char chosen[64];                                           /* who answers */
     double bits[REPORT_POSITIONS], position[REPORT_POSITIONS]; /* language: by position */
     int positions;
 } report_eval;

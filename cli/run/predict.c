@@ -4,6 +4,7 @@
  */
 #include "base/json.h"
 #include "base/save.h"
+#include "run/linear.h"
 #include "run/rows.h"
 #include "run/score.h"
 
@@ -38,7 +39,9 @@ static const cli_option options[] = {
 typedef struct predictor {
     run_model m;
     int32_t *tokens, *targets;
-    float *out; /* logits, or losses */
+    float *out;        /* logits, or losses */
+    ht_linear *linear; /* or NULL */
+    float *scores;     /* what it gives */
     int64_t length;
     bool language, pairs;
     int json;
@@ -148,8 +151,12 @@ static bool classify(predictor *p, const char *text, size_t bytes, const char *o
                       .sequences = pairs ? 2 : 1,
                       .tokens = p->tokens,
                       .cu_seqlens = starts};
-    if (ht_trainer_predict(p->m.trainer, &batch, p->out) != HT_OK)
-        return cli_fail(error, "line %lld: %s", p->line, ht_context_error(p->m.ctx));
+    bool good =
+        linear_alone(p->linear) || ht_trainer_predict(p->m.trainer, &batch, p->out) == HT_OK;
+    if (good && p->linear)
+        good = ht_linear_scores(p->linear, text, bytes, p->scores) == HT_OK &&
+               ht_linear_mix(p->linear, p->scores, p->out, p->out) == HT_OK;
+    if (!good) return cli_fail(error, "line %lld: %s", p->line, ht_context_error(p->m.ctx));
     print_line(p, text, bytes);
     return true;
 }
@@ -238,8 +245,9 @@ static bool allocate(predictor *p, cli_error *error) {
     size_t tokens = 2 * (size_t)p->length + 2, out = tokens > classes ? tokens : classes;
     p->tokens = malloc(sizeof *p->tokens * tokens);
     p->targets = malloc(sizeof *p->targets * tokens);
-    p->out = malloc(sizeof *p->out * out);
-    return (p->tokens && p->targets && p->out) || cli_fail(error, "out of memory");
+    p->out = calloc(out, sizeof *p->out);
+    p->scores = malloc(sizeof *p->scores * (classes + 2));
+    return (p->tokens && p->targets && p->out && p->scores) || cli_fail(error, "out of memory");
 }
 
 static int run(const void *values) {
@@ -251,12 +259,15 @@ static int run(const void *values) {
         cli_say("predict", "%s", error.text);
         return code;
     }
-    bool good = allocate(&p, &error) && (v->text ? one_line(&p, v->text, strlen(v->text), &error)
-                                                 : all_texts(&p, v, &error));
+    bool good =
+        allocate(&p, &error) && linear_find(&p.linear, &p.m, &error) &&
+        (v->text ? one_line(&p, v->text, strlen(v->text), &error) : all_texts(&p, v, &error));
     if (!good) cli_say("predict", "%s", error.text);
     free(p.tokens);
     free(p.targets);
     free(p.out);
+    free(p.scores);
+    ht_linear_destroy(p.linear);
     run_close(&p.m);
     return good ? CLI_OK : CLI_FAILED;
 }

@@ -6,6 +6,7 @@
  *     log.jsonl                 one line per step and per evaluation
  *     step-N.safetensors        checkpoints to go on from
  *     best.safetensors          the weights with the best evaluation
+ *     linear.safetensors        classifiers of texts: the linear model beside it
  *     tokens.model              language models of sub-words: their SentencePiece model
  */
 #ifndef CLI_RUN_H

@@ -4,6 +4,7 @@
  */
 #include "base/json.h"
 #include "run/given.h"
+#include "run/linear.h"
 #include "run/progress.h"
 #include "run/rows.h"
 #include "base/save.h"
@@ -24,10 +25,12 @@ typedef struct train_values {
     const char *run, *preset, *config, *data, *valid, *papers, *tokenizer, *init, *device;
     double holdout;
     int64_t threads;
-    int resume, quiet;
+    int resume, quiet, linear;
     run_rows rows;
     given key;
 } train_values;
+
+static const char *const linears[] = {"yes", "no", NULL};
 
 /* the fixed ones; those of the settings follow (cli_train_options) */
 static cli_option options[32 + GIVEN_MOST] = {
@@ -58,6 +61,9 @@ static cli_option options[32 + GIVEN_MOST] = {
     {"device", CLI_TEXT, offsetof(train_values, device), "NAME", .help = "as in htransformer info"},
     {"threads", CLI_INT, offsetof(train_values, threads), "N", "0", .min = 0, .max = 4096,
      .help = "CPU threads; 0: all"},
+    {"linear", CLI_CHOICE, offsetof(train_values, linear), "WHICH", "yes", linears,
+     .help = "classifiers of texts: fit a linear model first, a baseline that takes seconds, and "
+             "let it answer, too, as far as that is better on the validation data: yes or no"},
     {"quiet", CLI_FLAG, offsetof(train_values, quiet), .help = "no lines about steps"},
     {0},
 };
@@ -267,6 +273,7 @@ static bool open_part(ht_data **out, ht_context *ctx, const ht_config *config, c
     desc.tokenizer = tokenizer;
     desc.rows = &rows;
     desc.labels = labels;
+    desc.keep_texts = linear_fits(config);
     desc.path = own ? p->valid : p->data[0] ? p->data : NULL;
     desc.papers = p->papers[0] ? p->papers : NULL;
     desc.holdout = desc.path && !p->valid[0] ? p->holdout : 0;
@@ -284,6 +291,7 @@ typedef struct run_parts {
     ht_data *train, *valid;
     ht_model *model;
     ht_trainer *trainer;
+    ht_linear *linear;       /* or NULL */
     ht_tokenizer *tokenizer; /* NULL: bytes */
     int lock;                /* of the run folder; -1: none */
 } run_parts;
@@ -374,11 +382,22 @@ static int tell(void *user, const ht_event *event) {
     return stopped != 0;
 }
 
+/* A run goes on with the one that it was begun with, if there was one. */
+static bool linear_begins(run_parts *p, const train_values *v, cli_error *error) {
+    char path[4096];
+    if (v->linear != 0 || !linear_fits(p->config)) return true;
+    if (!run_path(path, v->run, "linear.safetensors", error)) return false;
+    if (v->resume && access(path, F_OK) != 0) return true;
+    return linear_begin(&p->linear, p->ctx, v->run, p->train, p->valid,
+                        setting_int(p->config, "eval_items"), v->quiet, error);
+}
+
 static bool train(run_parts *p, const train_values *v, cli_error *error) {
     progress show;
     ht_train_desc desc = HT_TRAIN_DESC_INIT;
     progress_begin(&show, p->ctx, p->model, ht_trainer_config(p->trainer), v->quiet);
     if (!v->quiet) progress_header(p->model, p->trainer, p->train, p->valid);
+    if (!linear_begins(p, v, error)) return false;
     desc.folder = v->run;
     desc.train = p->train;
     desc.valid = p->valid;
@@ -388,6 +407,8 @@ static bool train(run_parts *p, const train_values *v, cli_error *error) {
     ht_status status = ht_train(p->trainer, &desc);
     progress_end(&show);
     if (status != HT_OK) return cli_fail(error, "%s", ht_context_error(p->ctx));
+    if (!linear_end(p->linear, p->ctx, v->run, p->model, p->trainer, p->valid, v->quiet, error))
+        return false;
     if (stopped && !v->quiet)
         printf("stopped at step %lld; go on with: htransformer train --run %s --resume\n",
                (long long)ht_trainer_steps(p->trainer), v->run);
@@ -409,6 +430,7 @@ static int run(const void *values) {
     else if (p.ctx)
         code = prepare(&p, v, &error) && train(&p, v, &error) ? CLI_OK : CLI_FAILED;
     if (code != CLI_OK) cli_say("train", "%s", error.text);
+    ht_linear_destroy(p.linear);
     ht_trainer_destroy(p.trainer);
     ht_model_destroy(p.model);
     ht_data_close(p.train);

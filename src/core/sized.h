@@ -37,6 +37,7 @@
 #define HTI_LAST_ht_rows_info rows
 #define HTI_LAST_ht_resume_info step
 #define HTI_LAST_ht_kernels_info name
+#define HTI_LAST_ht_linear_info items
 
 typedef struct hti_sized {
     const char *name;

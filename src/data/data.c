@@ -64,7 +64,7 @@ static ht_status fill(ht_data *d, const ht_data_desc *desc) {
     int64_t zero = 0;
     const ht_config *c = &d->config;
     d->tokens.ctx = d->starts.ctx = d->labels.ctx = d->ctx;
-    d->papers.ctx = d->names.ctx = d->back.ctx = d->ctx;
+    d->papers.ctx = d->names.ctx = d->back.ctx = d->texts.ctx = d->text_ends.ctx = d->ctx;
     TRY(hti_buffer_add(&d->starts, &zero, sizeof zero));
     if (c->format == HTI_FORMAT_TEXT)
         TRY(hti_text_read(d, desc));
@@ -141,6 +141,8 @@ void ht_data_close(ht_data *d) {
     hti_buffer_free(&d->back);
     hti_buffer_free(&d->labels);
     hti_buffer_free(&d->papers);
+    hti_buffer_free(&d->texts);
+    hti_buffer_free(&d->text_ends);
     hti_names_free(&d->names);
     hti_host_free(d->ctx, d->order);
     hti_host_free(d->ctx, d->batch_tokens);
@@ -190,6 +192,14 @@ ht_status ht_data_get_rows(const ht_data *d, ht_rows_info *out) {
     TRY(HTI_WANT(d->ctx, ht_rows_info, out));
     HTI_GIVE(ht_rows_info, out, &d->rows);
     return HT_OK;
+}
+
+const char *ht_data_text(const ht_data *d, int64_t item, size_t *bytes) {
+    const int64_t *ends = d ? (const int64_t *)(const void *)d->text_ends.data : NULL;
+    int there = ends && item >= 0 && item < d->items;
+    int64_t from = there && item > 0 ? ends[item - 1] : 0;
+    if (bytes) *bytes = there ? (size_t)(ends[item] - from) : 0;
+    return there ? d->texts.data + from : NULL;
 }
 
 /* ---- batches ---- */

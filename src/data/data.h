@@ -34,6 +34,8 @@ struct ht_data {
                         the same answer stands (marked/) */
     hti_buffer labels;     /* int32_t [items]; texts: not used */
     hti_buffer papers;     /* int32_t [2 items]: pairs of papers: which sequences; else not used */
+    hti_buffer texts;      /* of rows with one text, if they were to be kept: all whole texts */
+    hti_buffer text_ends;  /* int64_t [items]; else not used */
     hti_names names;       /* of the classes; none where tokens are guessed */
     int64_t classes_asked; /* of the configuration; 0: they are counted */
     ht_rows_info rows;     /* labelled texts: what was read */

@@ -60,9 +60,18 @@ static ht_status add_paper(filler *f, hti_cell id, hti_cell text) {
     return hti_buffer_add(&d->papers, &paper, sizeof paper);
 }
 
+static ht_status keep_text(ht_data *d, hti_cell text) {
+    TRY(hti_buffer_add(&d->texts, text.at, text.bytes));
+    int64_t end = (int64_t)d->texts.used;
+    return hti_buffer_add(&d->text_ends, &end, sizeof end);
+}
+
 static ht_status add_texts(filler *f, const hti_cell cell[HTI_COLUMNS]) {
     int five = cell[HTI_ID].at != NULL;
-    if (!cell[HTI_TEXT2].at) return add_text(f->data, cell[HTI_TEXT]);
+    if (!cell[HTI_TEXT2].at) {
+        TRY(add_text(f->data, cell[HTI_TEXT]));
+        return f->desc->keep_texts ? keep_text(f->data, cell[HTI_TEXT]) : HT_OK;
+    }
     for (int i = 0; i < 2; i++)
         if (five)
             TRY(add_paper(f, cell[HTI_ID + i], cell[HTI_TEXT + i]));

@@ -61,8 +61,7 @@ static ht_status write_arena(hti_writer *w, const ht_model *m, const hti_part *p
     return HT_OK;
 }
 
-/* The names of the classes as JSON, to be freed by cJSON_free; NULL: no memory. */
-static char *labels_json(const hti_names *labels) {
+char *hti_labels_json(const hti_names *labels) {
     cJSON *list = cJSON_CreateArray();
     int good = list != NULL;
     for (int64_t i = 0; i < labels->count && good; i++)
@@ -80,7 +79,7 @@ static ht_status write_header(hti_writer *w, const ht_model *m, const ht_config 
     TRY(ht_config_write_json(settings, config, sizeof config, NULL));
     if (note) meta[used++] = NOTE_KEY, meta[used++] = note;
     if (m->named) {
-        labels = labels_json(&m->labels);
+        labels = hti_labels_json(&m->labels);
         CHECK(m->ctx, labels, HT_NOMEM, "out of memory: the labels of %s", w->path);
         meta[used++] = LABELS_KEY, meta[used++] = labels;
     }
@@ -183,14 +182,18 @@ static ht_status read_labels(hti_names *out, const hti_reader *r, const cJSON *l
     return HT_OK;
 }
 
+ht_status hti_labels_read(hti_names *out, const hti_reader *r, const char *text, int64_t classes) {
+    cJSON *list;
+    TRY(hti_json_parse(r->ctx, &list, text, strlen(text), r->path));
+    ht_status status = read_labels(out, r, list, classes);
+    cJSON_Delete(list);
+    return status;
+}
+
 ht_status hti_checkpoint_labels(hti_names *out, const hti_reader *r, const ht_config *config) {
     const char *text = hti_reader_meta(r, LABELS_KEY);
     if (!text || hti_config_by_token(config)) return HT_OK;
-    cJSON *list;
-    TRY(hti_json_parse(r->ctx, &list, text, strlen(text), r->path));
-    ht_status status = read_labels(out, r, list, config->classes);
-    cJSON_Delete(list);
-    return status;
+    return hti_labels_read(out, r, text, config->classes);
 }
 
 ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, const hti_part *parts,

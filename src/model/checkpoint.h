@@ -23,6 +23,9 @@ ht_status hti_checkpoint_config(ht_config *out, const hti_reader *r);
 /* Its labels into `out`; it stays empty without them: no classifier, or from before there were any.
  */
 ht_status hti_checkpoint_labels(hti_names *out, const hti_reader *r, const ht_config *config);
+/* Labels as JSON, to be freed by cJSON_free (NULL: no memory), and back into an empty `out`. */
+char *hti_labels_json(const hti_names *labels);
+ht_status hti_labels_read(hti_names *out, const hti_reader *r, const char *text, int64_t classes);
 /* Does the file hold these parts for parameters like these? */
 ht_status hti_checkpoint_check(const hti_reader *r, const hti_params *params, const hti_part *parts,
                                int count);

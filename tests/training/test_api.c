@@ -63,7 +63,8 @@ static ht_trainer *trainer;
 static ht_world *world;
 static ht_writer *writer;
 static FILE *stream;
-static char text_path[128];
+static ht_linear *linear;
+static char text_path[128], rows_path[128];
 static double buffers[MOST][ROOM / 8]; /* one for every parameter */
 
 /* In a child, where cmocka must not go on with other tests. */
@@ -107,6 +108,13 @@ static void make_models(void) {
     MUST(ht_model_create(&model, ctx, config));
     MUST(ht_generator_create(&generator, model, NULL));
     MUST(ht_trainer_create(&trainer, model, NULL));
+    ht_config *classifier;
+    ht_data *rows;
+    ht_data_desc desc = HT_DATA_DESC_INIT;
+    MUST(ht_config_create(&classifier, ctx, NULL));
+    desc.config = classifier, desc.path = rows_path, desc.keep_texts = 1;
+    MUST(ht_data_open(&rows, ctx, &desc));
+    MUST(ht_linear_fit(&linear, ctx, rows));
     ht_batch *b = &sized_ht_batch;
     b->sequences = 1, b->tokens = b->targets = tokens, b->cu_seqlens = starts;
     MUST(ht_generator_feed(generator, NULL, b, NULL, 0));
@@ -141,7 +149,8 @@ static void *object_of(const char *type) {
         {"ht_context *", ctx},     {"ht_attention *", plan},      {"ht_cache *", cache},
         {"ht_data *", data},       {"ht_model *", model},         {"ht_generator *", generator},
         {"ht_world *", world},     {"ht_writer *", writer},       {"FILE *", stream},
-        {"ht_trainer *", trainer}, {"ht_tokenizer *", tokenizer}, {"ht_config *", config}};
+        {"ht_trainer *", trainer}, {"ht_tokenizer *", tokenizer}, {"ht_config *", config},
+        {"ht_linear *", linear}};
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
         if (is(type, objects[i].type)) return objects[i].at;
     for (size_t i = 0; i < SIZED; i++)
@@ -333,6 +342,8 @@ int main(void) {
     if (training_folder_open() != 0) return 1;
     snprintf(text_path, sizeof text_path, "%s/text", training_folder);
     training_write(text_path, "a text of some letters", 22);
+    snprintf(rows_path, sizeof rows_path, "%s/rows.tsv", training_folder);
+    training_write(rows_path, "0\ta text\n1\tsome letters\n", 24);
     int failed = cmocka_run_group_tests_name("api", tests, NULL, NULL);
     return training_folder_close() || failed;
 }
