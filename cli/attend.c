@@ -67,7 +67,7 @@ static const cli_option options[] = {
     {"query-mask", CLI_READ, AT(in[IN_QUERY_MASK]), "FILE",
      .help = "[batch, length] uint8 or bool: other rows give 0"},
     {"device", CLI_TEXT, AT(device), "NAME",
-     .help = "as 'htransformer info' lists them, e.g. cpu, cuda:0"},
+     .help = "as 'htransformer info' lists them, e.g. cpu, cuda:0; default auto"},
     {"threads", CLI_INT, AT(threads), "N", .fallback = "0", .max = 4096,
      .help = "CPU threads; 0 is one per core"},
     {0},
@@ -183,7 +183,8 @@ static bool make_plan(job *j) {
     desc.max_length = j->length;
     desc.scale = v->scale;
     desc.rotary_theta = v->rotary0;
-    j->ctx = cli_open_device(v->device, v->threads, &j->code, &j->error);
+    j->ctx = cli_open_device(cli_device(v->device, desc.dtype == HT_F64), v->threads, &j->code,
+                             &j->error);
     return j->ctx && lib(j, ht_attention_create(&j->plan, j->ctx, &desc));
 }
 

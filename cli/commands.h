@@ -38,6 +38,10 @@ extern const char *const cli_kinds[];
 extern const char *const cli_queries[];
 extern const char *const cli_dtypes[];
 
+/* The device of --device: that one, else the environment's (NULL), else cuda:0 if there is one.
+ * Only CPUs compute in double precision. */
+const char *cli_device(const char *device, int double_precision);
+
 /* The context of --device and --threads. On failure returns NULL and *code: CLI_USAGE where
  * no such device exists, CLI_FAILED where this machine does not have it. */
 ht_context *cli_open_device(const char *device, int64_t threads, int *code, cli_error *error);

@@ -25,10 +25,16 @@ ht_query cli_query(int chosen, int causal, int64_t open) {
     return ht_attention_query(&desc);
 }
 
+const char *cli_device(const char *device, int double_precision) {
+    const char *set = getenv("HTRANSFORMER_DEVICE");
+    if (device || (set && *set)) return device;
+    return double_precision ? "cpu" : "auto";
+}
+
 /* Is `device` a name that this build knows? If not, *best is the nearest one. */
 static bool known_device(const char *device, const char **best) {
-    const char *names[64] = {"cpu", NULL};
-    int count = 1;
+    const char *names[64] = {"cpu", "auto", NULL};
+    int count = 2;
     for (int i = 0; i < ht_device_count() && count < 63; i++) {
         ht_device_info info = HT_DEVICE_INFO_INIT;
         if (ht_device_get(i, &info) == HT_OK) names[count++] = info.name;
@@ -41,7 +47,7 @@ static bool known_device(const char *device, const char **best) {
 
 ht_context *cli_open_device(const char *device, int64_t threads, int *code, cli_error *error) {
     ht_context_desc desc = HT_CONTEXT_DESC_INIT;
-    desc.device = device;
+    desc.device = cli_device(device, 0);
     desc.threads = (int)threads;
     ht_context *ctx = NULL;
     if (ht_context_create(&ctx, &desc) == HT_OK) {

@@ -90,8 +90,9 @@ static int run(const void *values) {
 const cli_command cli_info = {
     .name = "info",
     .summary = "what this build knows and what this machine has",
-    .about = "The device is the one that commands take without --device; HTRANSFORMER_DEVICE in "
-             "the environment changes it. The BLAS makes the matrix products of models on the CPU, "
+    .about = "The device is the one that commands take without --device: auto, which is cuda:0 "
+             "where it can be used, else cpu. HTRANSFORMER_DEVICE in the environment changes it. "
+             "The BLAS makes the matrix products of models on the CPU, "
              "and bench compares with it; they are measured for a tenth of a second.\n",
     .options = options,
     .values_bytes = sizeof(info_values),

@@ -2,7 +2,7 @@
  * htransformer: finds the command, parses its options by table, runs it, returns 0 (done), 1
  * (failed) or 2 (wrong usage).
  */
-#include "base/blas.h"
+#include "base/start.h"
 #include "commands.h"
 #include "base/save.h"
 #include "words.h"
@@ -173,7 +173,7 @@ static void account(const struct timespec *start) {
 
 int main(int argc, char **argv) {
     struct timespec start;
-    blas_settle(argv);
+    start_settle(argv);
     cli_train_options();
     save_watch_signals();
     clock_gettime(CLOCK_MONOTONIC, &start);

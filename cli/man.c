@@ -23,10 +23,10 @@ static const cli_option options[] = {
     "models with it, runs it on NumPy files, measures it and draws it."
 
 static const char *const environment[][2] = {
-    {"HTRANSFORMER_DEVICE", "the device where --device is not given, as in htransformer info"},
+    {"HTRANSFORMER_DEVICE", "the device where --device is not given; else it is auto"},
     {"NO_COLOR", "anything: no bold letters"},
     {"OMP_NUM_THREADS", "CPU threads where --threads is not given"},
-    {"OMP_WAIT_POLICY", "passive: waiting threads sleep; right on a machine that does other work"},
+    {"OMP_WAIT_POLICY", "passive: waiting threads sleep, as in train; active: they spin"},
 };
 static const char *const codes[][2] = {
     {"0", "done"}, {"1", "it failed; one sentence on stderr says why"}, {"2", "wrong usage"}};

@@ -3,8 +3,8 @@
  *
  * How to use it, in five calls (a whole program is examples/attend.c):
  *
- *     ht_context *ctx;                      // a device: "cpu", "cpu:ref", "cuda:0"
- *     ht_context_create(&ctx, NULL);        // NULL: the best device of this machine
+ *     ht_context *ctx;                      // a device: "cpu", "cuda:0", "auto"
+ *     ht_context_create(&ctx, NULL);        // NULL: the CPU; tensors lie in its memory
  *
  *     ht_attention_desc desc = HT_ATTENTION_DESC_INIT;
  *     desc.q_heads = 8; desc.head_dim = 64; desc.max_rows = 4096;
@@ -90,8 +90,9 @@ typedef struct ht_allocator {
 
 typedef struct ht_context_desc {
     size_t size;
-    const char *device; /* "cpu", "cpu:ref", "cpu:avx2", "cpu:avx512", "cuda:0"; NULL: the
-                           environment's HTRANSFORMER_DEVICE, else "cpu" */
+    const char *device; /* "cpu", "cpu:ref", "cpu:avx2", "cpu:avx512", "cuda:0"; "auto": cuda:0
+                           where it can be used, else "cpu"; NULL: what the environment's
+                           HTRANSFORMER_DEVICE names, else "cpu" */
     int threads;        /* CPU threads; 0: OpenMP's default */
     void *stream;       /* the caller's cudaStream_t; NULL: a stream of the context's own */
     ht_allocator allocator;

@@ -55,13 +55,19 @@ static ht_status choose_cpu(const hti_candidate **out, const char *name) {
         *out = c;
         return HT_OK;
     }
-    return hti_fail(NULL, HT_INVALID,
-                    "device must be \"cpu\", \"cpu:ref\", \"cpu:avx2\", \"cpu:avx512\" or "
-                    "\"cuda:N\", got \"%s\"",
-                    name);
+    return hti_fail(
+        NULL, HT_INVALID,
+        "device must be \"auto\", \"cpu\", \"cpu:ref\", \"cpu:avx2\", \"cpu:avx512\" or "
+        "\"cuda:N\", got \"%s\"",
+        name);
 }
 
 static ht_status choose(const hti_candidate **out, const char *name) {
+    if (strcmp(name, "auto") == 0) {
+        const hti_candidate *gpu = hti_cuda_candidates();
+        *out = gpu->ops && gpu->available() ? gpu : best_cpu();
+        return HT_OK;
+    }
     if (strcmp(name, "cpu") == 0) {
         *out = best_cpu();
         return HT_OK;

@@ -101,6 +101,29 @@ static void default_device(void **state) {
     ht_context_destroy(made);
 }
 
+/* auto, by name or from the environment: the first GPU if it can be used, else the best CPU */
+static void automatic_device(void **state) {
+    (void)state;
+    ht_context *made;
+    ht_context_desc desc = HT_CONTEXT_DESC_INIT;
+    char best[32] = "";
+    for (int i = 0; i < ht_device_count(); i++) {
+        ht_device_info info = HT_DEVICE_INFO_INIT;
+        assert_int_equal(ht_device_get(i, &info), HT_OK);
+        int gpu = strcmp(info.name, "cuda:0") == 0 && info.available;
+        if (info.chosen || gpu) snprintf(best, sizeof best, "%s", info.name);
+    }
+    desc.device = "auto";
+    assert_int_equal(ht_context_create(&made, &desc), HT_OK);
+    assert_string_equal(ht_context_device(made), best);
+    ht_context_destroy(made);
+    setenv("HTRANSFORMER_DEVICE", "auto", 1);
+    assert_int_equal(ht_context_create(&made, NULL), HT_OK);
+    assert_string_equal(ht_context_device(made), best);
+    ht_context_destroy(made);
+    unsetenv("HTRANSFORMER_DEVICE");
+}
+
 static void devices(void **state) {
     (void)state;
     ht_device_info info = HT_DEVICE_INFO_INIT;
@@ -583,6 +606,7 @@ static void list(void) {
     harness_add("statuses", statuses, NULL);
     harness_add("contexts", contexts, NULL);
     harness_add("default device", default_device, NULL);
+    harness_add("automatic device", automatic_device, NULL);
     harness_add("devices", devices, NULL);
     harness_add("memory", memory, NULL);
     harness_add("plan shapes", plan_shapes, NULL);

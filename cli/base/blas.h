@@ -4,8 +4,7 @@
 #ifndef CLI_BASE_BLAS_H
 #define CLI_BASE_BLAS_H
 
-/* If OpenBLAS does not know this CPU, tells it what to take it for and starts the program over;
- * else, or where that cannot be done, returns. Comes before everything else. */
-void blas_settle(char **argv);
+/* What OpenBLAS should take this CPU for (OPENBLAS_CORETYPE), if it does not know it; else NULL. */
+const char *blas_better_core(void);
 
 #endif

@@ -117,7 +117,8 @@ bool bench_open(bench_run *out, const bench_values *values, const char *name) {
     out->desc.open_leaf = values->opening.leaf;
     out->desc.open_peek = values->opening.peek;
     if (!check_heads(out)) return false;
-    out->ctx = cli_open_device(values->device, values->threads, &out->code, &out->error);
+    out->ctx = cli_open_device(cli_device(values->device, values->dtype == HT_F64), values->threads,
+                               &out->code, &out->error);
     if (!out->ctx) return false;
     out->cuda = strncmp(ht_context_device(out->ctx), "cuda", 4) == 0;
     return true;

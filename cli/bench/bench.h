@@ -45,7 +45,7 @@ typedef struct bench_values {
      BENCH_AT(dtype),   .choices = cli_dtypes,                                                  \
      .fallback = "f32", .help = "type of the numbers"},                                         \
         {"device", CLI_TEXT, BENCH_AT(device), "NAME",                                          \
-         .help = "as 'htransformer info' lists them, e.g. cpu, cuda:0"},                        \
+         .help = "as 'htransformer info' lists them, e.g. cpu, cuda:0; default auto"},          \
         {"threads",                                                                             \
          CLI_INT,                                                                               \
          BENCH_AT(threads),                                                                     \

@@ -73,7 +73,8 @@ static bool open_files(map_input *in, const map_values *v, int *code, cli_error 
         in->query = cli_query(v->query, v->causal, 0);
         in->block = v->block;
         snprintf(in->about, sizeof in->about, "%.60s, %.60s", v->q, v->k);
-        in->ctx = cli_open_device(v->device, v->threads, code, error);
+        in->ctx =
+            cli_open_device(cli_device(v->device, in->dtype == HT_F64), v->threads, code, error);
     }
     good = good && in->ctx && load_file(in, &in->q, &q, error) &&
            load_file(in, &in->k, &k, error) && (!v->v || load_file(in, &in->v, &w, error));

@@ -40,7 +40,7 @@ static const cli_option options[] = {
      .help = "attention: also the weights as a .npy file [length, length]"},
     {"exact", CLI_WRITE, AT(exact), "FILE", .help = "attention: likewise those of full attention"},
     {"json", CLI_FLAG, AT(json), .help = "one JSON object instead of text"},
-    {"device", CLI_TEXT, AT(device), "NAME", .help = "as in htransformer info"},
+    {"device", CLI_TEXT, AT(device), "NAME", .help = "as in htransformer info; default auto"},
     {"threads", CLI_INT, AT(threads), "N", "0", .min = 0, .max = 4096,
      .help = "CPU threads; 0: all"},
     {0},

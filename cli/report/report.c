@@ -24,7 +24,7 @@ static const cli_option options[] = {
      .help = "also attention pictures of every layer on this text; @FILE: a file's contents"},
     {"last", CLI_FLAG, AT(last), .help = "the newest checkpoints, not the best"},
     {"json", CLI_FLAG, AT(json), .help = "print the comparison as one JSON object"},
-    {"device", CLI_TEXT, AT(device), "NAME", .help = "as in htransformer info"},
+    {"device", CLI_TEXT, AT(device), "NAME", .help = "as in htransformer info; default auto"},
     {"threads", CLI_INT, AT(threads), "N", "0", .min = 0, .max = 4096,
      .help = "CPU threads; 0: all"},
     {0},

@@ -54,7 +54,7 @@ static const cli_option options[] = {
     {"json", CLI_FLAG, AT(json), .help = "a JSON object per text instead of the text"},
     {"discard", CLI_FLAG, AT(discard), .help = "write no text, only count"},
     {"last", CLI_FLAG, AT(last), .help = "the newest checkpoint, not the best"},
-    {"device", CLI_TEXT, AT(device), "NAME", .help = "as in htransformer info"},
+    {"device", CLI_TEXT, AT(device), "NAME", .help = "as in htransformer info; default auto"},
     {"threads", CLI_INT, AT(threads), "N", "0", .min = 0, .max = 4096,
      .help = "CPU threads; 0: all"},
     {0},

@@ -30,7 +30,7 @@ static const cli_option options[] = {
      .help = "the newest checkpoint, not the best"},
     {"json", CLI_FLAG, offsetof(predict_values, json), .help = "one JSON object per line"},
     {"device", CLI_TEXT, offsetof(predict_values, device), "NAME",
-     .help = "as in htransformer info"},
+     .help = "as in htransformer info; default auto"},
     {"threads", CLI_INT, offsetof(predict_values, threads), "N", "0", .min = 0, .max = 4096,
      .help = "CPU threads; 0: all"},
     {0},

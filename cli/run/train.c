@@ -58,7 +58,8 @@ static cli_option options[32 + GIVEN_MOST] = {
          "start with this run's weights, or a checkpoint's, where names and shapes are the same"},
     {"resume", CLI_FLAG, offsetof(train_values, resume),
      .help = "go on with the run in the folder, bit for bit"},
-    {"device", CLI_TEXT, offsetof(train_values, device), "NAME", .help = "as in htransformer info"},
+    {"device", CLI_TEXT, offsetof(train_values, device), "NAME",
+     .help = "as in htransformer info; default auto"},
     {"threads", CLI_INT, offsetof(train_values, threads), "N", "0", .min = 0, .max = 4096,
      .help = "CPU threads; 0: all"},
     {"linear", CLI_CHOICE, offsetof(train_values, linear), "WHICH", "yes", linears,
@@ -424,7 +425,9 @@ static int run(const void *values) {
     cli_error error = {""};
     int code = CLI_FAILED;
     signal(SIGPIPE, SIG_IGN); /* a run whose reader is gone still goes on and saves */
-    p.ctx = cli_open_device(v->device, v->threads, &code, &error);
+    const char *dtype = given_for(&v->key, "dtype");
+    int f64 = dtype && strcmp(dtype, "f64") == 0;
+    p.ctx = cli_open_device(cli_device(v->device, f64), v->threads, &code, &error);
     if (p.ctx && !check_flags(p.ctx, v, &error))
         code = CLI_USAGE;
     else if (p.ctx)

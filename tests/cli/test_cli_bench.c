@@ -209,7 +209,7 @@ static void test_what_a_device_cannot_do(void **state) {
 }
 
 int main(void) {
-    unsetenv("HTRANSFORMER_DEVICE"); /* info's device must be the chosen one */
+    setenv("HTRANSFORMER_DEVICE", "cpu", 1); /* info's device must be the chosen one */
     unsetenv("OPENBLAS_CORETYPE");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention_json),

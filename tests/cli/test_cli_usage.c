@@ -279,7 +279,14 @@ static void test_device_from_the_environment(void **state) {
     assert_non_null(strstr(r->out, "device   cpu:ref, "));
     setenv("HTRANSFORMER_DEVICE", "abacus", 1);
     program_expect(1, "got \"abacus\"", "info");
+    /* none is named: the first GPU if it can be used, else the CPU */
     unsetenv("HTRANSFORMER_DEVICE");
+    r = program_run("info");
+    int gpu = strstr(r->out, "    cuda:0 ") != NULL;
+    assert_non_null(strstr(r->out, gpu ? "device   cuda:0, " : "device   cpu:"));
+    r = program_run("map --length 8 --block 2 --out auto.svg --device auto --quiet");
+    assert_int_equal(r->code, 0);
+    setenv("HTRANSFORMER_DEVICE", "cpu", 1);
 }
 
 static void test_output_that_cannot_be_written(void **state) {
@@ -328,6 +335,37 @@ static void test_colour_only_where_wanted(void **state) {
     assert_null(strchr(program_run("help info")->out, '\033'));
 }
 
+/* Threads of train sleep while they wait, unless the environment says how they are to. */
+static void test_threads_of_train_sleep(void **state) {
+    (void)state;
+    static const char *const said[][2] = {
+        {"", "GOMP_SPINCOUNT = '0'"},
+        {"OMP_WAIT_POLICY=active ", "GOMP_SPINCOUNT = '30000000000'"},
+        {"GOMP_SPINCOUNT=77 ", "GOMP_SPINCOUNT = '77'"},
+    };
+    char command[1024];
+    const char *before = getenv("OMP_WAIT_POLICY");
+    char kept[32];
+    snprintf(kept, sizeof kept, "%s", before ? before : "passive");
+    unsetenv("OMP_WAIT_POLICY");
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
+        char text[8192] = "";
+        snprintf(command, sizeof command,
+                 "%sOMP_DISPLAY_ENV=verbose " HTRANSFORMER " train --run /nowhere/at/all 2>&1",
+                 said[i][0]);
+        FILE *out = popen(command, "r");
+        assert_non_null(out);
+        size_t n = fread(text, 1, sizeof text - 1, out);
+        text[n] = '\0';
+        pclose(out);
+        if (!strstr(text, "GOMP_SPINCOUNT")) skip(); /* another OpenMP */
+        const char *last = NULL, *at = text;         /* what the program that stays says */
+        while ((at = strstr(at, "GOMP_SPINCOUNT"))) last = at++;
+        assert_memory_equal(last, said[i][1], strlen(said[i][1]));
+    }
+    setenv("OMP_WAIT_POLICY", kept, 1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_help_pages),
@@ -342,6 +380,7 @@ int main(void) {
         cmocka_unit_test(test_manual_page),
         cmocka_unit_test(test_loudness),
         cmocka_unit_test(test_device_from_the_environment),
+        cmocka_unit_test(test_threads_of_train_sleep),
         cmocka_unit_test(test_output_that_cannot_be_written),
         cmocka_unit_test(test_colour_only_where_wanted),
     };
