@@ -84,6 +84,9 @@ static inline ht_status hti_cuda_launch(const ht_context *ctx, void (*kernel)(Ar
                                         const char *name, dim3 grid, int threads, size_t shared,
                                         const Args &args) {
     Args copy = args;
+#ifdef HTI_CUDA_HOST /* kernels are host functions, see tests/cuda_host */
+    host::know(kernel);
+#endif
     return hti_cuda_launch_raw(ctx, (const void *)kernel, name, grid, threads, shared, &copy);
 }
 

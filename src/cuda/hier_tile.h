@@ -15,6 +15,7 @@
 #define HTI_HIER_TILE_H
 
 #include "cuda/cuda.h"
+#include "cuda/ptx.h"
 
 typedef __nv_bfloat16 bf16;
 typedef __nv_bfloat162 bf16x2;
@@ -33,54 +34,6 @@ static __device__ __forceinline__ float2 unpack2(uint32_t x) {
 static __device__ __forceinline__ uint32_t add2(uint32_t a, uint32_t b) {
     bf16x2 s = __hadd2(*(bf16x2 *)&a, *(bf16x2 *)&b);
     return *(uint32_t *)&s;
-}
-
-static __device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ void mma16(float c[4], const uint32_t a[4], uint32_t b0,
-                                             uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-static __device__ __forceinline__ void mma8(float c[4], uint32_t a0, uint32_t a1, uint32_t b0) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(b0));
-}
-
-static __device__ __forceinline__ uint32_t shared_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-/* 16 bytes into shared memory; _if: zeros where `there` is 0 (the source is not read) */
-static __device__ __forceinline__ void copy_async(uint32_t dst, const void *src) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src));
-}
-
-static __device__ __forceinline__ void copy_async_if(uint32_t dst, const void *src, int there) {
-    int bytes = there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes));
-}
-
-static __device__ __forceinline__ void copies_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-static __device__ __forceinline__ void copy_async_wait() {
-    asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
-}
-
-static __device__ __forceinline__ void copy8_async_if(uint32_t dst, const void *src, int there) {
-    int bytes = there ? 8 : 0;
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(dst), "l"(src), "r"(bytes));
 }
 
 /* ---- narrow rows ---- */
@@ -185,33 +138,6 @@ static __device__ __forceinline__ void load_row(uint32_t out[D / 8], const bf16 
     }
 }
 
-static __device__ __forceinline__ uint4 shared_load4(uint32_t at) {
-    uint4 x;
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(at));
-    return x;
-}
-
-static __device__ __forceinline__ uint2 shared_load2(uint32_t at) {
-    uint2 x;
-    asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(at));
-    return x;
-}
-
-static __device__ __forceinline__ void shared_store4(uint32_t at, uint4 x) {
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z),
-                 "r"(x.w)
-                 : "memory");
-}
-
-/* 16 bytes to device memory; policy: how long the L2 cache keeps them (createpolicy). */
-static __device__ __forceinline__ void store_hinted(void *at, uint4 x, uint64_t policy) {
-    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1,%2,%3,%4}, %5;" ::"l"(at), "r"(x.x),
-                 "r"(x.y), "r"(x.z), "r"(x.w), "l"(policy)
-                 : "memory");
-}
-
 /* Into a fragment's places for good: x ^ zero, with a zero that the compiler cannot see. Without it
  * the compiler keeps what one wide load gave side by side and copies four registers together before
  * every product. */
@@ -305,14 +231,6 @@ static __device__ __forceinline__ void soften(float x[NT][4], state<D> &s, const
 
 /* ---- values ---- */
 
-/* Two chunks of 16 rows, transposed: b[0], b[1] rows 0-7 and 8-15 of the first, b[2], b[3] of the
- * second. */
-static __device__ __forceinline__ void load_values(uint32_t b[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                 : "r"(at));
-}
-
 /* o += P V: P's 2 groups of 8 keys against the 16 rows at `at`. */
 template <int D>
 static __device__ __forceinline__ void add_values(float o[D / 8][4], const float p0[4],
@@ -323,7 +241,7 @@ static __device__ __forceinline__ void add_values(float o[D / 8][4], const float
 #pragma unroll
     for (int c = 0; c < D / 16; c++) {
         uint32_t b[4];
-        load_values(b, at + l.val[c]);
+        matrix4_turned(b, at + l.val[c]);
         mma16(o[2 * c], a, b[0], b[1]);
         mma16(o[2 * c + 1], a, b[2], b[3]);
     }
@@ -336,12 +254,10 @@ static __device__ __forceinline__ void add_values8(float o[D / 8][4], const floa
     uint32_t a0 = pack2(p[0], p[1]), a1 = pack2(p[2], p[3]);
 #pragma unroll
     for (int c = 0; c < D / 16; c++) {
-        uint32_t b0, b1;
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                     : "=r"(b0), "=r"(b1)
-                     : "r"(at + l.val8[c]));
-        mma8(o[2 * c], a0, a1, b0);
-        mma8(o[2 * c + 1], a0, a1, b1);
+        uint32_t b[2];
+        matrix2_turned(b, at + l.val8[c]);
+        mma8(o[2 * c], a0, a1, b[0]);
+        mma8(o[2 * c + 1], a0, a1, b[1]);
     }
 }
 
@@ -355,7 +271,7 @@ static __device__ __forceinline__ void add_pairs8(float o[D / 8][4], const float
 #pragma unroll
     for (int c = 0; c < D / 16; c++) {
         uint32_t b[4];
-        load_values(b, at + l.val[c]);
+        matrix4_turned(b, at + l.val[c]);
         mma16(o[2 * c], a, b[0], b[1]);
         mma16(o[2 * c + 1], a, b[2], b[3]);
     }

@@ -86,11 +86,9 @@ static __device__ __forceinline__ void fetch_partners(uint32_t to, const sides &
                                                       int length) {
     fetch_tile<D, THREADS>(to, s.y1, s.y2, first, length);
     if (ROLE == QUERY || threadIdx.x >= TILE) return;
-    int row = first + (int)threadIdx.x, bytes = row < length ? 8 : 0;
-    const float2 *from = s.numbers + (bytes ? row : 0);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(
-                     to + 2 * shape<D, ROLE>::SIDE + 8 * threadIdx.x),
-                 "l"(from), "r"(bytes));
+    int row = first + (int)threadIdx.x, there = row < length;
+    uint32_t at = to + 2 * shape<D, ROLE>::SIDE + 8 * threadIdx.x;
+    copy8_async_if(at, s.numbers + (there ? row : 0), there);
 }
 
 /* A warp's 16 rows: operands, gradients, and their numbers as queries. */
@@ -161,7 +159,7 @@ static __device__ __forceinline__ void gather16(owned<D, ROLE> o[PARTS], const f
 #pragma unroll
     for (int c = 0; c < D / 16; c++) {
         uint32_t b[4];
-        load_values(b, at + l.val[c]);
+        matrix4_turned(b, at + l.val[c]);
 #pragma unroll
         for (int m = 0; m < PARTS; m++) {
             mma16(o[m].d[WHICH][2 * c], w[m], b[0], b[1]);

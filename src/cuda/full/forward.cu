@@ -48,7 +48,7 @@ static __device__ __forceinline__ void gather(state<D> s[PARTS], const float x[P
 #pragma unroll
         for (int c = 0; c < D / 16; c++) {
             uint32_t b[4];
-            load_values(b, at + n * 16 * 2 * D + l.val[c]);
+            matrix4_turned(b, at + n * 16 * 2 * D + l.val[c]);
 #pragma unroll
             for (int m = 0; m < PARTS; m++) {
                 mma16(s[m].o[2 * c], w[m], b[0], b[1]);

@@ -244,7 +244,7 @@ DEVICE void finish_rows(tile_state &t, const hti_cuda_args &a, const sequence &s
         if (row >= s.p.length) return;
         float sum = h ? t.sum[2] : t.sum[0], from = h ? t.from[1] : t.from[0];
         bool seen = takes_part(a.query_mask, s.p, row) && sum != 0;
-        float share = a.keep * inverse(sum);
+        float share = a.keep * inverse_fast(sum);
         *(uint32_t *)(out.at(row) + own_column<D>()) = seen ? pack2(x * share, y * share) : 0;
         if (in_quad() & (D == 4 ? 1 : 3)) return;
         float lse = seen ? HTI_LN2 * (from + __log2f(sum)) : -INFINITY;

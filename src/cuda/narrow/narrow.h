@@ -239,14 +239,8 @@ DEVICE void fold_level(const sequence &s, int level, int count, Work work) {
     __syncthreads();
 }
 
-DEVICE float inverse(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* 1/n, or 0 */
-DEVICE float share_of(float n) { return n > 0 ? inverse(n) : 0; }
+DEVICE float share_of(float n) { return n > 0 ? inverse_fast(n) : 0; }
 
 template <int D> DEVICE node<D> add_nodes(const node<D> &a, const node<D> &b) {
     return {sum_of(a.x, b.x), a.w + b.w, 0};
@@ -417,36 +411,26 @@ struct pair {
 /* A group as second factor of scores; place: its first. */
 template <int D> DEVICE pair rows_from(uint32_t rows, int place) {
     uint32_t from = rows + 2 * D * place;
-    pair r;
+    uint32_t x[2];
     if (D == 8) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                     : "=r"(r.even), "=r"(r.odd)
-                     : "r"(from + (lane_id() & 15) * 16));
+        matrix2(x, from + (lane_id() & 15) * 16);
     } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-                     : "=r"(r.even)
-                     : "r"(from + (lane_id() & 7) * 16));
-        r.odd = r.even;
+        matrix1(x, from + (lane_id() & 7) * 16);
+        x[1] = x[0];
     }
-    return r;
+    return {x[0], x[1]};
 }
 
 /* As second factor of sums over the group. */
 template <int D> DEVICE pair columns_from(uint32_t rows, int place) {
     uint32_t from = rows + 2 * D * place;
-    pair r;
+    uint32_t x[2];
     if (D == 8) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                     : "=r"(r.even), "=r"(r.odd)
-                     : "r"(from + (lane_id() & 15) * 16));
-    } else {
-        uint32_t x;
-        asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-                     : "=r"(x)
-                     : "r"(from + (lane_id() & 7) * 16));
-        r.even = quad() < 4 ? x : 0, r.odd = quad() < 4 ? 0 : x;
+        matrix2_turned(x, from + (lane_id() & 15) * 16);
+        return {x[0], x[1]};
     }
-    return r;
+    matrix1_turned(x, from + (lane_id() & 7) * 16);
+    return {quad() < 4 ? x[0] : 0, quad() < 4 ? 0 : x[0]};
 }
 
 /* log2 of the valid rows of keys 4 t ... 4 t + 3 of a group, less what is subtracted from the

@@ -35,8 +35,8 @@ static __device__ __forceinline__ float weight(float m, float from) {
 /* 512 rows of one head: h of level 0; G, m, h of levels 3, 6 and 9. */
 template <int D> __global__ void __launch_bounds__(256, 4) hier_restrict(hti_hier_args a) {
     /* [SPAN3][D] G of level 3, then [SPAN3] m and [SPAN3] h */
-    extern __shared__ __align__(16) float sums[];
-    float *ms = sums + SPAN3 * D, *hs = ms + SPAN3;
+    extern __shared__ __align__(16) float column_sums[];
+    float *ms = column_sums + SPAN3 * D, *hs = ms + SPAN3;
     place p;
     int head = blockIdx.x;
     if (!find_place(p, a, blockIdx.y, blockIdx.z, 0, SPAN)) return;
@@ -91,7 +91,7 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_restrict(hti_hie
 #pragma unroll
         for (int k = 0; k < 8 / CH; k++)
             if (row + k * CH + ch < p.length) h0[row + k * CH + ch] = mine[k];
-        float4 *to_sums = (float4 *)(sums + r3 * D + 8 * ch);
+        float4 *to_sums = (float4 *)(column_sums + r3 * D + 8 * ch);
         to_sums[0] = make_float4(g[0], g[1], g[2], g[3]);
         to_sums[1] = make_float4(g[4], g[5], g[6], g[7]);
         if (ch == 0) ms[r3] = m, hs[r3] = h;
@@ -116,7 +116,7 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_restrict(hti_hie
             for (int j = 8 * r; j < 8 * r + 8; j++) m[e] = fminf(m[e], ms[j]);
             for (int j = 8 * r; j < 8 * r + 8; j++) {
                 float w = weight(m[e], ms[j]);
-                g[e] += w * sums[j * D + c], h[e] += w * hs[j];
+                g[e] += w * column_sums[j * D + c], h[e] += w * hs[j];
             }
             if (row >= (p.length + (1 << (3 * s)) - 1) >> (3 * s)) continue;
             a.tg[s][(base + row) * D + c] = __float2bfloat16(g[e]);
@@ -127,7 +127,7 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_restrict(hti_hie
         for (int e = 0; e < MOST; e++) {
             int i = threadIdx.x + 256 * e;
             if (i >= out * D) continue;
-            sums[i] = g[e];
+            column_sums[i] = g[e];
             if (i % D == 0) ms[i / D] = m[e], hs[i / D] = h[e];
         }
     }
@@ -458,7 +458,7 @@ grad16(sums<D> &out, const tile<D> &t, const level_rows<D, N> &l, const row_numb
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         uint32_t b[4];
-        load_values(b, (ROLE == DV ? y2 : y1) + la.val[i]);
+        matrix4_turned(b, (ROLE == DV ? y2 : y1) + la.val[i]);
         mma16(out.x[2 * i], x, b[0], b[1]);
         mma16(out.x[2 * i + 1], x, b[2], b[3]);
     }

@@ -204,7 +204,7 @@ static __device__ __forceinline__ void add_product(float out[D / 8][4], const ui
 #pragma unroll
     for (int c = 0; c < D / 16; c++) {
         uint32_t b[4];
-        load_values(b, (at ^ (32 * c)) + across);
+        matrix4_turned(b, (at ^ (32 * c)) + across);
         mma16(out[2 * c], w, b[0], b[1]);
         mma16(out[2 * c + 1], w, b[2], b[3]);
     }
@@ -271,7 +271,7 @@ static __device__ __forceinline__ void add_parents(float out[D / 8][4], const ui
 #pragma unroll
     for (int j = 0; j < D / 32; j++) {
         uint32_t b[4];
-        load_values(b, at ^ (64 * j));
+        matrix4_turned(b, at ^ (64 * j));
 #pragma unroll
         for (int c = 0; c < 4; c++) mma8(out[4 * j + c], takes[0], takes[1], b[c]);
     }

@@ -359,7 +359,7 @@ static __device__ __forceinline__ void add_values(float o[D / 8][4], const float
 #pragma unroll
     for (int c = 0; c < D / 16; c++) {
         uint32_t v[4];
-        load_values(v, at + offset[c]);
+        matrix4_turned(v, at + offset[c]);
         mma16(o[2 * c], a, v[0], v[1]);
         mma16(o[2 * c + 1], a, v[2], v[3]);
     }
