@@ -597,6 +597,8 @@ typedef struct ht_event {
     int best;                /* the evaluation was the best so far */
     int saved;               /* a checkpoint was written */
     double step_seconds, elapsed, left;
+    int tired; /* this evaluation was the last of `patience` ones without a better one: the run ends
+                */
 } ht_event;
 
 typedef struct ht_train_desc {

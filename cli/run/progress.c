@@ -262,6 +262,7 @@ void progress_step(progress *p, const ht_event *e) {
         printf("%sstep %lld  valid %s%s%s\n", cli_bold(stdout), (long long)e->step,
                score_text(score, sizeof score, p, e->valid), cli_plain(stdout),
                e->best ? "  (best so far)" : "");
+        if (e->tired) puts("no better one for `patience` evaluations: the run ends");
     }
     fflush(stdout);
 }

@@ -23,7 +23,7 @@
 
 typedef struct train_values {
     const char *run, *preset, *config, *data, *valid, *papers, *tokenizer, *init, *device;
-    double holdout;
+    double holdout, epochs;
     int64_t threads;
     int resume, quiet, linear;
     run_rows rows;
@@ -47,6 +47,8 @@ static cli_option options[32 + GIVEN_MOST] = {
     {"holdout", CLI_REAL, offsetof(train_values, holdout), "SHARE", .min = 0, .max = 1, .unset = -1,
      .help = "share of --data that is kept for validation if there is no --valid (default 0.1)"},
     RUN_ROWS_OPTIONS(train_values, rows),
+    {"epochs", CLI_REAL, offsetof(train_values, epochs), "N", "0", .min = 0, .max = 1e6,
+     .help = "as many steps as go over all items N times, instead of --steps; 0: steps says"},
     {"preset", CLI_TEXT, offsetof(train_values, preset), "NAME",
      .help = "start from these settings; default small-listops, with --data small"},
     {"config", CLI_READ, offsetof(train_values, config), "FILE",
@@ -357,6 +359,20 @@ static bool open_data(run_parts *p, cli_error *error) {
                      error);
 }
 
+/* Steps that go over the items so many times. */
+static bool count_epochs(run_parts *p, const train_values *v, cli_error *error) {
+    ht_data_info info = HT_DATA_INFO_INIT;
+    if (v->epochs == 0) return true;
+    if (given_for(&v->key, "steps") || setting_real(p->config, "minutes") > 0)
+        return cli_fail(error, "--epochs, --steps and --minutes say the same thing: give one");
+    if (ht_data_get_info(p->train, &info) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(p->ctx));
+    int64_t each = setting_int(p->config, "batch") * setting_int(p->config, "accumulate");
+    double steps = fmin(ceil(v->epochs * (double)info.items / (double)each), 1e9);
+    return ht_config_set_int(p->config, "steps", (int64_t)steps) == HT_OK ||
+           cli_fail(error, "--epochs: %s", ht_context_error(p->ctx));
+}
+
 static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
     if (!make_folder(&p->lock, v, error) || !make_places(&p->where, v, error) ||
@@ -367,7 +383,7 @@ static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
                         setting_word(p->config, "format"));
     if (strcmp(p->where.data, "-") == 0 && !keep_stdin(p->where.data, v->run, error)) return false;
     if (!use_tokenizer(p, v, error)) return false;
-    if (!open_data(p, error)) return false;
+    if (!open_data(p, error) || !count_epochs(p, v, error)) return false;
     desc.config = p->config;
     if (ht_model_create(&p->model, p->ctx, p->config) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));

@@ -90,11 +90,16 @@
       "of a text: file (default), lines, articles (<doc>), wikitext or fasta")                     \
     X(INT, across, 0, 0, 1, DATA, KEEP, "of a text: windows see across the ends of documents")     \
     X(INT, steps, 1000, 0, 1000000000, TRAINING, APPLY, "updates of the weights")                  \
+    X(REAL, minutes, 0, 0, 1000000, TRAINING, APPLY,                                               \
+      "as many steps as fit, evaluations and all, whatever steps says; 0: steps says")             \
+    X(INT, patience, 0, 0, 1000000, TRAINING, APPLY,                                               \
+      "evaluations without a better one that end the run; 0: none do")                             \
     X(INT, batch, 32, 1, 1048576, TRAINING, APPLY, "texts (pairs, windows) per micro-batch")       \
     X(INT, accumulate, 1, 1, 65536, TRAINING, APPLY, "micro-batches per update")                   \
     X(REAL, rate, 1e-3, 0, 1000, TRAINING, APPLY, "learning rate: the schedule's base")            \
     X(CHOICE, schedule, 2, 0, 3, TRAINING, APPLY, "constant, rsqrt, cosine (default) or linear")   \
-    X(INT, warmup, 100, 0, 1000000000, TRAINING, APPLY, "steps until the rate is reached")         \
+    X(INT, warmup, 100, 0, 1000000000, TRAINING, APPLY,                                            \
+      "steps until the rate is reached; of cosine and linear at most a quarter")                   \
     X(REAL, weight_decay, 0, 0, 1000, TRAINING, APPLY, "decoupled weight decay")                   \
     X(CHOICE, decay, 0, 0, 1, MODEL, APPLY, "matrices (default) or all parameters")                \
     X(CHOICE, optimizer, 0, 0, 1, TRAINING, KEEP,                                                  \

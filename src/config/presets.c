@@ -49,8 +49,8 @@ static const struct {
     const char *name, *about, *json;
 } presets[] = {
     {"small", "a classifier of texts (tsv) that trains on a CPU",
-     "{" SMALL READER
-     "\"length\":2048,\"merge\":2,\"dropout\":0.1,\"steps\":1000,\"optimizer\":\"muon\","
+     "{" SMALL READER "\"length\":2048,\"merge\":2,\"dropout\":0.1,\"steps\":1000,\"patience\":6,"
+     "\"optimizer\":\"muon\","
      "\"rate\":0.002,\"weight_decay\":0.1,\"clip\":1}"},
     {"small-listops", "ListOps with short expressions, a minute on a CPU",
      "{" SMALL "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"length\":96,\"block\":8,"

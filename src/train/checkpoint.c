@@ -4,6 +4,7 @@
 #include "model/checkpoint.h"
 
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <string.h>
 
 #include "data/data.h"
@@ -22,8 +23,10 @@ ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *
     CHECK(t->ctx, path, HT_INVALID, "ht_trainer_save: path is NULL");
     CHECK(t->ctx, t->grads, HT_INVALID,
           "this trainer was made for inference; save its model instead");
-    char note[256], best[32] = "null";
-    if (t->has_best) snprintf(best, sizeof best, "%.17g", t->best);
+    char note[320], best[96] = "null";
+    if (t->has_best)
+        snprintf(best, sizeof best, "%.17g,\"best_loss\":%.17g,\"stale\":%lld", t->best,
+                 t->best_loss, (long long)t->stale);
     snprintf(note, sizeof note,
              "{\"step\":%lld,\"applied\":%lld,\"micro\":%lld,\"position\":%lld,\"best\":%s,"
              "\"optimizer\":\"%s\"}",
@@ -37,10 +40,15 @@ ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *
 
 typedef struct note {
     int64_t step, applied, micro, position;
-    double best;
+    double best, best_loss, stale;
     int has_best;
     char optimizer[16]; /* files of before there was a choice do not say: AdamW */
 } note;
+
+static double number_of(const cJSON *json, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
+    return cJSON_IsNumber(item) && fabs(item->valuedouble) < 1e9 ? item->valuedouble : 0;
+}
 
 static ht_status read_note(note *out, const hti_reader *r) {
     const char *text = hti_reader_meta(r, "trainer");
@@ -61,6 +69,8 @@ static ht_status read_note(note *out, const hti_reader *r) {
     const cJSON *best = cJSON_GetObjectItemCaseSensitive(json, "best");
     out->has_best = cJSON_IsNumber(best);
     out->best = out->has_best ? best->valuedouble : 0;
+    out->best_loss = number_of(json, "best_loss"); /* older files have neither */
+    out->stale = number_of(json, "stale");
     const cJSON *optimizer = cJSON_GetObjectItemCaseSensitive(json, "optimizer");
     snprintf(out->optimizer, sizeof out->optimizer, "%s",
              cJSON_IsString(optimizer) ? optimizer->valuestring : "adamw");
@@ -113,6 +123,8 @@ static ht_status restore(ht_trainer *t, ht_data *data, const hti_reader *r) {
     t->micro = n.micro;
     t->best = n.best;
     t->has_best = n.has_best;
+    t->best_loss = n.best_loss;
+    t->stale = (int64_t)n.stale;
     return data ? ht_data_seek(data, n.position) : HT_OK;
 }
 

@@ -129,12 +129,19 @@ static ht_status evaluate(run *r, ht_report *out) {
     return HT_OK;
 }
 
-/* Larger is better: accuracy of classifiers, minus the loss of language models. */
+/* Larger is better: accuracy of classifiers, minus the loss of language models. Of two with the
+ * same accuracy that with the smaller loss. */
 static int is_best(run *r, const ht_report *valid) {
+    ht_trainer *t = r->t;
     double score = hti_config_by_token(r->c) ? -valid->loss : valid->accuracy;
-    if (!isfinite(score) || (r->t->has_best && score <= r->t->best)) return 0;
-    r->t->best = score;
-    r->t->has_best = 1;
+    int better =
+        !t->has_best || score > t->best || (score == t->best && valid->loss < t->best_loss);
+    t->stale++;
+    if (!isfinite(score) || !isfinite(valid->loss) || !better) return 0;
+    t->best = score;
+    t->best_loss = valid->loss;
+    t->has_best = 1;
+    t->stale = 0;
     return 1;
 }
 
@@ -152,6 +159,16 @@ static ht_status one_step(run *r, ht_report *report) {
     return hti_step_end(r->t, report);
 }
 
+/* As many steps as fit into the minutes at the pace so far; this one was the last: none. The
+ * schedule follows. */
+static void plan(run *r, double elapsed) {
+    ht_trainer *t = r->t;
+    if (r->c->minutes <= 0) return;
+    double left = 60 * r->c->minutes - elapsed, each = elapsed / ((double)t->step - r->first);
+    double more = left > 0 ? fmin(floor(left / each) + 1, 1e9) : 0;
+    t->config.steps = t->step + (int64_t)more;
+}
+
 static int due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
 /* Evaluation and checkpoint after a step, then the word to the caller; *stop: the run is over. */
@@ -159,7 +176,8 @@ static ht_status after_step(run *r, const ht_report *report, double seconds, int
     ht_report valid;
     int64_t step = r->t->step, every = r->c->save_every ? r->c->save_every : r->c->eval_every;
     double elapsed = now() - r->start, done = (double)step - r->first;
-    int last = step >= r->c->steps;
+    plan(r, elapsed);
+    int last = step >= r->c->steps, tired = 0;
     ht_event event = {.size = sizeof event,
                       .step = step,
                       .steps = r->c->steps,
@@ -174,13 +192,15 @@ static ht_status after_step(run *r, const ht_report *report, double seconds, int
         event.valid = &valid;
         event.best = is_best(r, &valid);
         if (event.best) TRY(save_best(r));
+        tired = r->c->patience > 0 && r->t->stale >= r->c->patience;
+        event.tired = tired;
     }
     int diverged = r->bad >= r->c->bad_steps;
-    event.saved = last || diverged || due(every, step);
+    event.saved = last || tired || diverged || due(every, step);
     if (event.saved) TRY(save(r));
     int told = r->desc->tell && r->desc->tell(r->desc->user, &event);
     if (told && !event.saved) TRY(save(r));
-    *stop = last || told;
+    *stop = last || tired || told;
     CHECK(r->t->ctx, !diverged, HT_DIVERGED,
           "the loss or its gradient was not finite %lld times in a row, last at step %lld; the "
           "weights are those from "
@@ -206,6 +226,7 @@ static ht_status loop(run *r) {
     TRY(agree(r, r->desc->valid));
     r->start = now();
     r->first = (double)r->t->step;
+    if (r->c->minutes > 0 && r->t->step >= r->c->steps) r->t->config.steps = r->t->step + 1;
     if (r->t->step >= r->c->steps) return r->t->step == 0 ? save(r) : HT_OK;
     for (int stop = 0; !stop;) {
         ht_report report = HT_REPORT_INIT;

@@ -1,5 +1,6 @@
 /*
- * Learning rate schedules. All rise linearly over `warmup` steps.
+ * Learning rate schedules. All rise linearly over `warmup` steps; those that end with the run over
+ * no more than a quarter of it: a short run is to reach its rate, too.
  */
 #include <math.h>
 
@@ -7,7 +8,9 @@
 
 double hti_rate(const ht_config *c, int64_t s) {
     double at = (double)s, warm = (double)c->warmup, total = (double)c->steps;
-    double rise = c->warmup > 0 && at < warm ? at / warm : 1;
+    int ends = c->schedule == HTI_SCHEDULE_COSINE || c->schedule == HTI_SCHEDULE_LINEAR;
+    if (ends && warm > 0.25 * total) warm = floor(0.25 * total);
+    double rise = at < warm ? at / warm : 1;
     double past = at > warm ? at - warm : 0, left = total > warm ? total - warm : 1;
     switch (c->schedule) {
     case HTI_SCHEDULE_RSQRT: {

@@ -21,6 +21,8 @@ struct ht_trainer {
     int64_t micro;       /* micro-batches so far: the offset of every dropout mask */
     int64_t tokens;      /* of the step at work */
     double best;         /* score of the best evaluation so far (run.c); valid if has_best */
+    double best_loss;    /* its loss */
+    int64_t stale;       /* evaluations since then */
     int has_best;
     /* captured parts of a step, where the device can: a micro-batch without and with masked rows,
      * the update. The first time a part runs directly, so that everything it needs is loaded. */

@@ -293,6 +293,54 @@ static void test_signals(void **state) {
 }
 
 /* Settings by the names of other programs are the same settings. */
+/* Lines of the log of a run that have this in them; of the last one the step. */
+static int lines_with(const char *run, const char *words, long long *step) {
+    char name[64];
+    snprintf(name, sizeof name, "%s/log.jsonl", run);
+    char *text = slurp(name);
+    int count = 0;
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
+        if (strstr(line, words)) {
+            count++;
+            assert_int_equal(sscanf(line, "{\"step\":%lld", step), 1);
+        }
+    free(text);
+    return count;
+}
+
+/* How long a run is: by epochs, by the clock, by evaluations that are no better. */
+static void test_lengths(void **state) {
+    (void)state;
+    long long step = 0;
+    write_mail("mail.tsv");
+    program_expect(0, "",
+                   "train --run e --data mail.tsv --holdout 0 --epochs 3 --linear no " SMALL);
+    lines_with("e", "\"loss\"", &step);
+    assert_int_equal(step, 3 * 120 / 4);
+    program_expect(1, "give one", "train --run e2 --data mail.tsv --epochs 3 --steps 9 " SMALL);
+    program_expect(
+        0, "",
+        "train --run m --data mail.tsv --minutes 0.02 --steps 1 --linear no --eval_every 0 " SMALL);
+    int steps = lines_with("m", "\"loss\"", &step);
+    assert_true(steps > 1 && steps == step);
+    assert_int_equal(lines_with("m", "valid_loss", &step), 1); /* at its end */
+    assert_int_equal(steps, step);
+    /* weights that do not change are no better the second time */
+    const program_result *r =
+        program_run("train --run p --data mail.tsv --rate 0 --weight_decay 0 --dropout 0 "
+                    "--patience 2 --eval_every 1 --steps 9 " SMALL);
+    assert_int_equal(r->code, 0);
+    assert_non_null(strstr(r->out, "the run ends"));
+    assert_int_equal(lines_with("p", "valid_loss", &step), 3);
+    assert_true(there("p/step-000000003.safetensors"));
+    /* of equals in accuracy the one with the smaller loss: all are right long before the end */
+    r = program_run("train --run t --data mail.tsv --rate 0.01 --dropout 0 --eval_every 10 "
+                    "--steps 80 --linear no " SMALL);
+    int best = 0;
+    for (const char *at = r->out; (at = strstr(at, "acc 1.000  (best so far)")); at++) best++;
+    assert_true(best > 1);
+}
+
 static void test_other_words(void **state) {
     (void)state;
     write_mail("mail.tsv");
@@ -376,6 +424,7 @@ int main(void) {
         cmocka_unit_test(test_init),
         cmocka_unit_test(test_merge),
         cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_other_words),
         cmocka_unit_test(test_faults),
     };
