@@ -53,10 +53,10 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/htransformer.pc
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/htransformer-models.pc
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT models_dev)
 
-file(GLOB pages CONFIGURE_DEPENDS docs/*.md docs/*.svg)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
   COMPONENT attention_dev)
-install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs COMPONENT attention_dev)
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT attention_dev
+  FILES_MATCHING PATTERN *.md PATTERN *.svg)
 
 # ---- the program -------------------------------------------------------------------------------
 install(TARGETS htransformer RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The experiments of docs/lm.md as named runs; each adds one line to results/lm.jsonl.
+# The experiments of docs/lab/lm.md as named runs; each adds one line to results/lm.jsonl.
 #
 #     scripts/lm.sh list               names of all runs
 #     scripts/lm.sh a-full a-fine-32   these runs; a name's beginning and '*' stand for many: 'a-*'

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables and curves of docs/lm.md from results/lm.jsonl.
+"""Tables and curves of docs/lab/lm.md from results/lm.jsonl.
 
     python3 scripts/lm_tables.py [results/lm.jsonl] [--svg FOLDER]
 

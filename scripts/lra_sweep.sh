@@ -1,5 +1,5 @@
 #!/bin/sh
-# Short runs that choose block, query and positions (docs/lra.md): hidden pixels are guessed for
+# Short runs that choose block, query and positions (docs/lab/lra.md): hidden pixels are guessed for
 # 1,500 steps, lra/image is trained for 6,000 with other first embeddings, lra/text for 2,500 with
 # other pooling and reach of heads, and what Muon makes of them (muon-...); images in squares. One
 # line of JSON per run into results/sweeps.jsonl. They validate; no test set is looked at.
@@ -162,7 +162,7 @@ grid_squares() {
         --output_scale 0 --weight_decay 0.1
 }
 
-# the run of docs/lra.md with more decay, and with queries that see the pixel above
+# the run of docs/lab/lra.md with more decay, and with queries that see the pixel above
 fine_pathfinder() {
     set -- --preset lra/pathfinder --dtype bf16 --optimizer muon --attention_dropout 0 --dropout 0 \
         --pool max --head_hidden 0 --rate 4e-3 --warmup 500 --decay matrices --clip 1 --batch 256 \
@@ -173,7 +173,7 @@ fine_pathfinder() {
     try pathfinder-fine-1-head "$@" --weight_decay 0.05 --heads 1 --steps 12000
 }
 
-# the run of docs/lra.md, in which black pixels are padding, with one thing or another changed
+# the run of docs/lab/lra.md, in which black pixels are padding, with one thing or another changed
 black_pathfinder() {
     set -- --preset lra/pathfinder --dtype bf16 --optimizer muon --attention_dropout 0 --dropout 0 \
         --pool max --head_hidden 0 --rate 4e-3 --warmup 500 --decay matrices --clip 1 --batch 256 \

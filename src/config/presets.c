@@ -16,13 +16,13 @@
 #define PIXELS "\"vocab\":256,\"mask_zero\":0,\"schedule\":\"cosine\",\"weight_decay\":0,"
 #define SNAKES "\"format\":\"pathfinder\",\"train_items\":160000,\"valid_items\":20000,"
 /* The largest of each column, not the mean: few of the pixels know whether the dots are connected.
- * No hidden units in the head: ReLUs that see nothing but a constant for long die (docs/lra.md). */
+ * No hidden units in the head: ReLUs that see only a constant for long die (docs/lab/lra.md). */
 #define TRACER                                                                                    \
     "\"vocab\":256,\"mask_zero\":0,\"pool\":\"max\",\"heads\":4,\"width\":128,\"hidden\":512,"    \
     "\"sinusoidal\":0,\"query\":\"fine\",\"block\":64,\"rotary\":\"all\",\"relative_bias\":1,"    \
     "\"relative_slope\":0.5,\"embed_std\":0.1,\"embed_waves\":2,\"optimizer\":\"muon\",\"weight_" \
     "decay\":0.5,\"clip\":1,"
-/* Positions that won on Wikipedia bytes: rotary on the exact level (docs/lm.md). */
+/* Positions that won on Wikipedia bytes: rotary on the exact level (docs/lab/lm.md). */
 #define LM                                                                                         \
     "\"task\":\"language\",\"format\":\"text\",\"sinusoidal\":0,\"rotary\":\"level0\",\"clip\":1," \
     "\"weight_decay\":0.1,"
@@ -39,8 +39,8 @@
     "20000,\"valid_items\":512,\"steps\":2500,\"eval_every\":250,\"eval_items\":128,"             \
     "\"optimizer\":"                                                                              \
     "\"muon\",\"rate\":0.002,"
-/* What made the difference on Text (docs/lra.md): some heads begin with the letters nearby, and the
- * largest of each column is what counts. */
+/* What made the difference on Text (docs/lab/lra.md): some heads begin with the letters nearby, and
+ * the largest of each column is what counts. */
 #define READER                                                                            \
     "\"format\":\"tsv\",\"pool\":\"max\",\"sinusoidal\":0,\"rotary\":\"all\",\"relative_" \
     "bias\":1,\"relative_slope\":1,"

@@ -40,7 +40,7 @@ def blocks(text):
 def commands(root):
     """(command, page) of all pages, each command once."""
     seen = {}
-    for page in [root / "README.md", *sorted((root / "docs").glob("*.md")),
+    for page in [root / "README.md", *sorted((root / "docs").rglob("*.md")),
                  root / "python/README.md"]:
         for line in blocks(page.read_text()):
             line = re.split(r"\s{2,}#|\s#\s", line)[0].strip()

@@ -1,8 +1,8 @@
 """Numbers that stand in more than one place agree: README's table of speeds with docs/cuda.md,
-where they were measured; README's and docs/lra.md's accuracies with results/lra.jsonl, of several
-runs the one that validates best, or that with the same flags, and the flags of scripts/lra.sh with
-those of that run; accuracies at a step with the logs; the version of CHANGELOG and of the Python
-package with the header's.
+where they were measured, docs/lm.md's with docs/lab/lm.md; README's and docs/lra.md's accuracies
+with results/lra.jsonl, of several runs the one that validates best, or that with the same flags,
+and the flags of scripts/lra.sh with those of that run; accuracies at a step with the logs; the
+version of CHANGELOG and of the Python package with the header's.
 
     numbers.py ROOT
 """
@@ -65,7 +65,7 @@ def check_kinds(root, best):
 
 def check_logs(root):
     """Rows of "at equal steps" that are not what the log says."""
-    text = (root / "docs/lra.md").read_text()
+    text = (root / "docs/lab/lra.md").read_text()
     table = re.search(r"^\| task, steps \|.*?\n\n", text, re.M | re.S)[0].strip().splitlines()
     step = None
     for task, _, said, name in map(cells, table[2:]):
@@ -75,9 +75,9 @@ def check_logs(root):
             found = [row["valid_accuracy"] for row in map(json.loads, log)
                      if row["step"] == step and "valid_accuracy" in row]
         if not found or abs(100 * found[-1] - float(said)) > 0.0501:
-            yield "docs/lra.md: %s has %s at step %d, its log %s" % (name, said, step, found)
+            yield "docs/lab/lra.md: %s has %s at step %d, its log %s" % (name, said, step, found)
     if len(table) < 10:
-        yield "docs/lra.md: %d rows at equal steps" % (len(table) - 2)
+        yield "docs/lab/lra.md: %d rows at equal steps" % (len(table) - 2)
 
 
 def check_accuracies(root):
@@ -94,13 +94,12 @@ def check_accuracies(root):
             said.append(("docs/lra.md", preset, float(re.match(r"[\d.]+", cell)[0]),
                          fresh and float(fresh[1])))
     readme = (root / "README.md").read_text()
-    bullet = re.search(r"Long Range Arena's sizes(.*?)`results/`", readme, re.S)[1]
-    for task, percent in re.findall(r"(\w+) (?:so far only )?([\d.]+)(?: %)?\s+\(", bullet):
-        said.append(("README.md", "lra/" + task.lower(), float(percent), None))
-    for task, percent in re.findall(r"([\w-]+) ([\d.]+)[,;]",
-                                    bullet.split("Free of its limits")[1]):
-        preset = "best/" + task.lower().replace("-", "")
-        said.append(("README.md", preset, float(percent), None))
+    table = re.search(r"^\| task \| H-Transformer-1D.*?\n\n", readme, re.M | re.S)[0]
+    for row in map(cells, table.strip().splitlines()[2:]):
+        task = row[0].split(" ")[0].lower().replace("-", "")
+        for preset, cell in (("lra/" + task, row[2]), ("best/" + task, row[3])):
+            if re.match(r"\d", cell):
+                said.append(("README.md", preset, float(re.match(r"[\d.]+", cell)[0]), None))
     yield from check_kinds(root, best)
     yield from check_logs(root)
     for name, preset, percent, fresh in said:
@@ -108,8 +107,8 @@ def check_accuracies(root):
         for what, here in (("test_accuracy", percent), ("fresh_accuracy", fresh)):
             if here is not None and abs(100 * run[what] - here) > 0.0501:  # one digit
                 yield "%s: %s has %g, its best run %.2f" % (name, preset, here, 100 * run[what])
-    if found != 22:
-        yield "found %d accuracies, not 12 of docs/lra.md and 10 of README.md" % found
+    if found != 23:
+        yield "found %d accuracies, not 12 of docs/lra.md and 11 of README.md" % found
 
 
 def words(flags):
@@ -137,9 +136,21 @@ def check_recipes(root):
                 task, sorted(here.items() - there.items()), sorted(there.items() - here.items()))
 
 
+def check_models(root):
+    """Rows of docs/lm.md that its experiments do not have."""
+    text = (root / "docs/lm.md").read_text()
+    table = re.search(r"^\| attention \| bits per byte.*?\n\n", text, re.M | re.S)[0]
+    lab = [cells(line) for line in (root / "docs/lab/lm.md").read_text().splitlines()]
+    measured = [(row[1].split(" ")[0], row[4]) for row in lab if len(row) == 5]
+    for row in map(cells, table.strip().splitlines()[2:]):
+        if (row[1], row[2]) not in measured:
+            yield "docs/lm.md: not in docs/lab/lm.md: " + " | ".join(row)
+
+
 def main():
     root = pathlib.Path(sys.argv[1])
-    versions = list(check_version(root)) + list(check_accuracies(root)) + list(check_recipes(root))
+    versions = [fault for check in (check_version, check_accuracies, check_recipes, check_models)
+                for fault in check(root)]
     print("\n".join(versions + ["versions, accuracies and recipes compared"]))
     readme = (root / "README.md").read_text().split("\n")
     start = readme.index("| length | ours, ms | cuDNN, ms | cuDNN / ours |")
