@@ -244,7 +244,10 @@ static void guess_next(ht_data *d, int64_t at, int64_t n) {
 static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw) {
     int width = per_item(d);
     if (d->config.format == HTI_FORMAT_TEXT) {
+        int64_t at = d->batch_starts[d->batch_sequences];
         hti_text_put(d, item);
+        if (hti_config_hides(&d->config))
+            hide(d, draw, at, d->batch_starts[d->batch_sequences] - at);
         return;
     }
     if (hti_config_marks(&d->config)) {

@@ -220,8 +220,12 @@ static ht_status check(const ht_data *d, const ht_data_desc *desc) {
     const ht_config *c = &d->config;
     int64_t vocab = desc->tokenizer ? ht_tokenizer_vocab(desc->tokenizer) : 257;
     CHECK(d->ctx, desc->path, HT_INVALID, "data from a text needs a path");
-    CHECK(d->ctx, c->task == HTI_TASK_LANGUAGE, HT_INVALID,
-          "plain text has no labels: it is for language models (task language)");
+    CHECK(d->ctx, hti_config_by_token(c), HT_INVALID,
+          "plain text has no labels: it is for task language or denoise");
+    CHECK(d->ctx, c->merge == 1 || c->across, HT_INVALID,
+          "with merge %lld a text that is split where documents end has more rows than a batch has "
+          "room for; join documents with across 1",
+          (long long)c->merge);
     CHECK(d->ctx, c->vocab >= vocab, HT_INVALID, "%s need a vocab of %lld, got %lld",
           desc->tokenizer ? "the tokens" : "bytes", (long long)vocab, (long long)c->vocab);
     CHECK(d->ctx, !c->pad || c->across, HT_INVALID,

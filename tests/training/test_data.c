@@ -397,6 +397,38 @@ static void hiding(void **state) {
     REFUSED(NULL, ht_config_check(config), HT_INVALID, "only a causal model does not see");
 }
 
+/* Plain text is hidden in the same way, a window at a time. */
+static void hiding_text(void **state) {
+    (void)state;
+    enum { LENGTH = 64, TOKENS = 4 * LENGTH };
+    char text[TOKENS];
+    for (int i = 0; i < TOKENS; i++) text[i] = (char)('a' + i % 26);
+    training_write(path, text, sizeof text);
+    ht_config *config = training_config(
+        "{\"task\":\"denoise\",\"format\":\"text\",\"across\":1,\"merge\":4,\"pool\":\"max\","
+        "\"length\":64,\"batch\":4,\"hide\":0.5,\"hide_run\":3}");
+    ht_data *data;
+    ht_batch b = HT_BATCH_INIT;
+    int32_t first[TOKENS];
+    OK(cpu, open_as(&data, config, path, HT_PART_TRAIN, 0));
+    for (int round = 0; round < 2; round++) {
+        int hidden = 0;
+        OK(cpu, ht_data_draw(data, &b));
+        assert_int_equal(b.cu_seqlens[b.sequences], TOKENS);
+        for (int i = 0; i < TOKENS; i++) {
+            assert_true(b.targets[i] == -1 || b.targets[i] == b.tokens[i]);
+            hidden += b.targets[i] >= 0;
+        }
+        assert_in_range(hidden, TOKENS / 4, 3 * TOKENS / 4);
+        if (round) assert_memory_not_equal(first, b.targets, sizeof first);
+        memcpy(first, b.targets, sizeof first);
+    }
+    ht_data_close(data);
+    training_set(config, "across", 0);
+    REFUSED(cpu, open_as(&data, config, path, HT_PART_TRAIN, 0), HT_INVALID,
+            "with merge 4 a text that is split where documents end");
+}
+
 /* With hide 0 each token but a text's first is the target of the one before it. */
 static void next_tokens(void **state) {
     (void)state;
@@ -474,10 +506,10 @@ static void configs(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(listops),    cmocka_unit_test(expressions), cmocka_unit_test(tsv),
-        cmocka_unit_test(tsv_faults), cmocka_unit_test(ten_million), cmocka_unit_test(text),
-        cmocka_unit_test(drawing),    cmocka_unit_test(hiding),      cmocka_unit_test(next_tokens),
-        cmocka_unit_test(configs),
+        cmocka_unit_test(listops),     cmocka_unit_test(expressions), cmocka_unit_test(tsv),
+        cmocka_unit_test(tsv_faults),  cmocka_unit_test(ten_million), cmocka_unit_test(text),
+        cmocka_unit_test(drawing),     cmocka_unit_test(hiding),      cmocka_unit_test(next_tokens),
+        cmocka_unit_test(hiding_text), cmocka_unit_test(configs),
     };
     return cmocka_run_group_tests_name("data", tests, open_all, close_all);
 }
