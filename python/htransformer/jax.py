@@ -1,4 +1,4 @@
-"""htransformer.jax.attention: the attention for JAX arrays, on the CPU.
+"""htransformer.jax.attention: the attention for JAX arrays, on the CPU and on NVIDIA GPUs.
 
     import htransformer.jax
     z = htransformer.jax.attention(q, k, v, causal=True)    # each (batch, length, heads, dim)
@@ -22,7 +22,7 @@ from ._library import InvalidError, LibraryError, UnsupportedError
 __all__ = ["attention"]
 
 _BIAS, _KEY_MASK, _QUERY_MASK = 1, 2, 4  # of `has` in python/native/jax.c
-_DTYPES = {"float32", "float64"}
+_DTYPES = {"cpu": {"float32", "float64"}, "cuda": {"float32", "float64", "bfloat16"}}
 _targets = {"forward": "ht_jax_forward", "backward": "ht_jax_backward"}
 _loading = threading.Lock()
 _shim = None
@@ -44,8 +44,9 @@ def _load():
                                % ", ".join(tried))
         shim = ctypes.CDLL(found)
         for name in _targets.values():
-            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(shim, name)),
-                                        platform="cpu")
+            for platform, ending in (("cpu", ""), ("CUDA", "_cuda")):
+                jax.ffi.register_ffi_target(
+                    name, jax.ffi.pycapsule(getattr(shim, name + ending)), platform=platform)
         _shim = shim
     return _shim
 
@@ -54,12 +55,12 @@ def _load():
 
 
 class _Spec(tuple):
-    """(Options, Shape, dtype name, has, offset): all that is known while JAX traces."""
+    """(Options, Shape, dtype name, has, offset, where): all that is known while JAX traces."""
 
 
 def _values(spec):
     """AttentionDesc's fields after `size`."""
-    o, s, dtype, has, _ = spec
+    o, s, dtype, has = spec[:4]
     rows, length = max(1, s.rows), max(1, s.length)
     return (o.kind, o.mode, _library.DTYPES[dtype], int(o.causal), int(bool(has & _BIAS)), 0,
             s.q_heads, s.kv_heads, s.head_dim, s.value_dim, o.block, rows, s.batch, length,
@@ -68,18 +69,18 @@ def _values(spec):
 
 def _words(spec):
     """The attribute `call` of python/native/jax.c."""
-    o, s, dtype, has, offset = spec
+    o, s, dtype, has, offset, where = spec
     real = [struct.unpack("q", struct.pack("d", x))[0] for x in (o.scale, o.rotary_theta,
                                                                  o.dropout)]
     return np.array([o.kind, o.mode, _library.DTYPES[dtype], int(o.causal), s.q_heads, s.kv_heads,
                      s.head_dim, s.value_dim, o.block, s.batch, s.length, o.open, o.open_leaf,
-                     o.open_peek, *real, int(o.layout == "bhld"), has, _plan.threads(), offset],
-                    np.int64)
+                     o.open_peek, *real, int(o.layout == "bhld"), has, _plan.threads(),
+                     int(where == "cuda"), offset], np.int64)
 
 
 def _of_batch(spec, batch):
-    o, s, dtype, has, offset = spec
-    return _Spec((o, s._replace(batch=batch, rows=batch * s.length), dtype, has, offset))
+    o, s = spec[:2]
+    return _Spec((o, s._replace(batch=batch, rows=batch * s.length), *spec[2:]))
 
 
 def _sizes(spec):
@@ -95,23 +96,50 @@ def _sizes(spec):
             (s.batch, s.q_heads, s.length))
 
 
+def _real(spec):
+    """The dtype of log-sum-exp and bias."""
+    return jnp.dtype("float64" if spec[2] == "float64" else "float32")
+
+
+def _plan_of(spec):
+    """The plan, for what it needs. On a GPU the calls have plans of their own, one per stream."""
+    if spec[5] == "cuda":
+        return _plan.plan(_plan.context("cuda:0", 0, 0), _values(spec))
+    return _plan.plan(_plan.cpu_context(), _values(spec))
+
+
+def _ffi(name, spec, results, scratch, arrays, **more):
+    """On a GPU the last result is scratch, which is nobody's; on the CPU the library has its own.
+    """
+    if spec[5] == "cuda":
+        results = (*results, jax.ShapeDtypeStruct((scratch,), jnp.uint8))
+    found = jax.ffi.ffi_call(_targets[name], results, **more)(*arrays, call=_words(spec))
+    return tuple(found[:-1] if spec[5] == "cuda" else found)
+
+
 def _call_forward(spec, *arrays):
     """arrays: q, k, v, seed, then bias, key_mask, query_mask as far as there are."""
-    saved = _plan.plan(_plan.cpu_context(), _values(spec)).saved
+    need = _plan_of(spec)
     *_, out, lse = _sizes(spec)
-    real = jnp.dtype(spec[2])
-    results = (jax.ShapeDtypeStruct(out, real), jax.ShapeDtypeStruct(lse, real),
-               jax.ShapeDtypeStruct((saved,), jnp.uint8))
-    return tuple(jax.ffi.ffi_call(_targets["forward"], results)(*arrays, call=_words(spec)))
+    results = (jax.ShapeDtypeStruct(out, jnp.dtype(spec[2])),
+               jax.ShapeDtypeStruct(lse, _real(spec)),
+               jax.ShapeDtypeStruct((need.saved,), jnp.uint8))
+    return _ffi("forward", spec, results, need.scratch_forward, arrays)
 
 
 def _call_backward(spec, *arrays):
-    """arrays: dout, dlse, q, k, v, out, saved, then the seed and the rest."""
-    o, s, dtype, has, _ = spec
-    real = jnp.dtype(dtype)
-    shapes = [*_sizes(spec)[:3]] + ([(4 * o.block - 1, s.q_heads)] if has & _BIAS else [])
-    results = tuple(jax.ShapeDtypeStruct(shape, real) for shape in shapes)
-    return tuple(jax.ffi.ffi_call(_targets["backward"], results)(*arrays, call=_words(spec)))
+    """arrays: dout, dlse, q, k, v, out, saved, then the seed and the rest. The gradient of a bias
+    is added to zeros."""
+    o, s, dtype, has = spec[:4]
+    results = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in _sizes(spec)[:3]]
+    aliases = {}
+    if has & _BIAS:
+        zeros = jnp.zeros((4 * o.block - 1, s.q_heads), _real(spec))
+        aliases = {len(arrays): len(results)}
+        arrays, results = (*arrays, zeros), [*results, jax.ShapeDtypeStruct(zeros.shape,
+                                                                            zeros.dtype)]
+    return _ffi("backward", spec, tuple(results), _plan_of(spec).scratch_backward, arrays,
+                input_output_aliases=aliases)
 
 
 # ---- vmap: a mapped axis becomes part of the batch -----------------------------------------------
@@ -214,7 +242,7 @@ class _JaxDoor:
 
     @staticmethod
     def check(name, x):
-        if str(x.dtype) not in _DTYPES:
+        if str(x.dtype) not in _library.DTYPES:
             raise InvalidError("%s must be float32, bfloat16, float16 or float64, got %s"
                                % (name, x.dtype))
 
@@ -226,11 +254,20 @@ class _JaxDoor:
                                % (name, want, q.dtype, x.dtype))
 
 
-def _on_cpu():
-    if jax.default_backend() != "cpu":
-        raise UnsupportedError(
-            "htransformer.jax computes on the CPU alone, but JAX's default is %s: set "
-            "JAX_PLATFORMS=cpu, or use PyTorch tensors on a GPU" % jax.default_backend())
+def _where(arrays):
+    """"cpu" or "cuda": of arrays that are bound to a device, else JAX's default."""
+    for x in arrays:
+        if not isinstance(x, jax.core.Tracer) and getattr(x, "committed", False):
+            platform = next(iter(x.devices())).platform
+            break
+    else:
+        chosen = jax.config.jax_default_device
+        platform = jax.default_backend() if chosen is None else getattr(chosen, "platform", chosen)
+    where = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}.get(platform)
+    if where is None:
+        raise UnsupportedError("htransformer.jax computes on CPUs and NVIDIA's GPUs, but JAX's "
+                               "device is %s: set JAX_PLATFORMS=cpu" % platform)
+    return where
 
 
 def _mask(name, x):
@@ -264,21 +301,22 @@ def attention(q, k, v, *, causal=False, mode=None, block=16, kind="hierarchical"
               seed=None, offset=0, open=0, open_leaf=8, open_peek=1, return_lse=False,
               layout="blhd"):
     """htransformer.attention for JAX arrays: (batch, length, heads, dim), or (length, heads, dim)
-    under jax.vmap. The same arguments, less packed sequences; float32, float64 and, computed in
-    float32 and rounded, bfloat16 and float16.
+    under jax.vmap. The same arguments, less packed sequences. On the CPU float32 and float64, on a
+    GPU float32 and bfloat16; other narrow ones are computed in float32 and rounded.
 
     seed    with dropout_p: a number, or a key of jax.random, which may change from call to call of
-            a compiled function
+            a compiled function; on a GPU the host waits for it
     vmap    a mapped axis becomes part of the batch; where a bias has gradients, and for a mapped
             bias or seed, one call follows the other
     """
-    _on_cpu()
     _load()
     arrays = [jnp.asarray(x) for x in (q, k, v)]
+    where = _where(arrays)
     single = arrays[0].ndim == 3
     for name, x in zip("kv", arrays[1:]):
         _JaxDoor.same(name, x, arrays[0])
-    narrow = arrays[0].dtype if arrays[0].dtype in (jnp.bfloat16, jnp.float16) else None
+    narrow = arrays[0].dtype if arrays[0].dtype in (jnp.bfloat16, jnp.float16) and \
+        str(arrays[0].dtype) not in _DTYPES[where] else None
     if narrow is not None:
         arrays = [x.astype(jnp.float32) for x in arrays]
     masks = [_mask("key_mask", key_mask), _mask("query_mask", query_mask)]
@@ -296,7 +334,7 @@ def attention(q, k, v, *, causal=False, mode=None, block=16, kind="hierarchical"
         raise InvalidError("offset must be 0 to 2^32 - 1, got %r" % (offset,))
     has = sum(bit for bit, x in ((_BIAS, bias), (_KEY_MASK, masks[0]), (_QUERY_MASK, masks[1]))
               if x is not None)
-    spec = _Spec((o, shape, str(a.q.dtype), has, int(offset)))
+    spec = _Spec((o, shape, str(a.q.dtype), has, int(offset), where))
     reals = tuple(arrays) + (() if bias is None else (bias,))
     others = (_seed_words(seed, o.dropout), *[x for x in masks if x is not None])
     out, lse = _attend(spec, reals, others)

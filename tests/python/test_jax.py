@@ -137,6 +137,18 @@ def test_errors_name_the_argument(change, sentence):
         attention(given.pop("q"), given.pop("k"), given.pop("v"), **given)
 
 
+def test_traced_for_a_gpu(random, monkeypatch):
+    """A program that was traced for another device is refused, not run on the wrong memory."""
+    made = [x.astype(np.float32) for x in random(*[(1, 8, 2, 4)] * 3)]
+    plan = htransformer.jax._plan_of(htransformer.jax._Spec((
+        htransformer._call.options(), htransformer._call.Shape(1, 8, 8, 2, 2, 4, 4), "float32", 0,
+        0, "cpu")))
+    monkeypatch.setattr(htransformer.jax, "_plan_of", lambda spec: plan)
+    monkeypatch.setattr(htransformer.jax, "_where", lambda arrays: "cuda")
+    with pytest.raises(Exception, match="was traced for a GPU and runs on the CPU"):
+        attention(*made).block_until_ready()
+
+
 def test_jax_arrays_find_their_function():
     x = jnp.zeros((1, 8, 2, 4))
     with pytest.raises(TypeError, match="htransformer.jax.attention"):
@@ -151,6 +163,10 @@ sizeof(XLA_FFI_Metadata); offsetof(XLA_FFI_Metadata, api_version);
 offsetof(XLA_FFI_Metadata, traits); offsetof(XLA_FFI_Metadata_Extension, metadata);
 sizeof(XLA_FFI_Error_Create_Args); offsetof(XLA_FFI_Error_Create_Args, errc);
 offsetof(XLA_FFI_Api, api_version); offsetof(XLA_FFI_Api, XLA_FFI_Error_Create);
+offsetof(XLA_FFI_Api, XLA_FFI_Stream_Get); offsetof(XLA_FFI_Api, XLA_FFI_DeviceOrdinal_Get);
+sizeof(XLA_FFI_Stream_Get_Args); offsetof(XLA_FFI_Stream_Get_Args, stream);
+sizeof(XLA_FFI_DeviceOrdinal_Get_Args);
+offsetof(XLA_FFI_DeviceOrdinal_Get_Args, device_ordinal);
 sizeof(XLA_FFI_Buffer); offsetof(XLA_FFI_Buffer, data); offsetof(XLA_FFI_Buffer, dims);
 sizeof(XLA_FFI_Array); offsetof(XLA_FFI_Array, data);
 sizeof(XLA_FFI_Args); offsetof(XLA_FFI_Args, args);
