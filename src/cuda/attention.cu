@@ -5,6 +5,7 @@
 #include "cuda/cuda.h"
 #include "cuda/full/full.h"
 #include "cuda/hier.h"
+#include "cuda/open/open.h"
 
 #include <string.h>
 
@@ -20,9 +21,6 @@ ht_status hti_cuda_attention_check(ht_context *ctx, const ht_attention_desc *des
     CHECK(ctx, desc->max_sequences <= MOST_ROWS, HT_UNSUPPORTED,
           "device \"%s\" takes at most %d sequences in a call, got max_sequences %lld", ctx->device,
           MOST_ROWS, (long long)desc->max_sequences);
-    CHECK(ctx, desc->open == 0, HT_UNSUPPORTED,
-          "device \"%s\" cannot open clusters yet: open is %lld", ctx->device,
-          (long long)desc->open);
     return HT_OK;
 }
 
@@ -96,40 +94,62 @@ static void carve_levels(hti_carver *c, hti_cuda_args *a) {
     a->qn = c->take<float>(a->clusters);
 }
 
-static size_t layout_forward(hti_cuda_args *a, void *base) {
-    hti_carver c = carver_at(base);
-    carve_levels(&c, a);
+static void carve_forward(hti_carver *c, hti_cuda_args *a) {
+    carve_levels(c, a);
     if (a->clusters > 0 && a->query != HT_QUERY_FINE) {
-        a->part = c.take<float>(a->q_heads * a->clusters * 2);
-        a->partz = c.take<float>(a->q_heads * a->clusters * a->value_dim);
+        a->part = c->take<float>(a->q_heads * a->clusters * 2);
+        a->partz = c->take<float>(a->q_heads * a->clusters * a->value_dim);
     }
-    return carved(&c);
 }
 
-static size_t layout_backward(hti_cuda_args *a, void *base, int has_bias) {
-    hti_carver c = carver_at(base);
+static void carve_backward(hti_carver *c, hti_cuda_args *a, int has_bias, int opened) {
     int64_t kv = a->kv_heads * a->clusters, q = a->q_heads * a->clusters;
-    carve_levels(&c, a);
+    carve_levels(c, a);
     /* kind full on tensor cores: pairs, lse beside h */
-    a->h = c.take<float>(a->q_heads * a->rows * (a->kind == HT_FULL ? 2 : 1));
+    a->h = c->take<float>(a->q_heads * a->rows * (a->kind == HT_FULL ? 2 : 1));
     if (has_bias) {
         int64_t parts = a->rows / a->block;
         a->bias_parts = (int)(parts < 1 ? 1 : parts < 256 ? parts : 256);
         /* kind full on tensor cores: one for each thread block, of 64 queries or more */
         int64_t most = a->bias_parts, full = a->rows / 64 + a->sequences + 1;
         if (a->kind == HT_FULL && a->block <= HTI_FULL_BLOCK && full > most) most = full;
-        a->bias_part = c.take<float>(most * a->q_heads * (4 * a->block - 1));
+        a->bias_part = c->take<float>(most * a->q_heads * (4 * a->block - 1));
     }
-    if (a->clusters == 0) return carved(&c);
-    a->dkt = c.take<float>(kv * a->head_dim);
-    a->dvt = c.take<float>(kv * a->value_dim);
+    if (a->clusters == 0) return;
+    a->dkt = c->take<float>(kv * a->head_dim);
+    a->dvt = c->take<float>(kv * a->value_dim);
+    if (opened) return; /* rows that see a coarse key are listed, not cut into pieces */
     int64_t pieces = hti_generic_pieces(a);
-    if (pieces > 0) a->pieces = c.take<float>(pieces * (a->head_dim + a->value_dim));
-    if (a->query == HT_QUERY_FINE) return carved(&c);
-    a->gm = c.take<float>(q);
-    a->gh = c.take<float>(q);
-    a->gt = c.take<float>(q * a->value_dim);
-    a->dqt = a->query == HT_QUERY_MEAN ? a->qt : c.take<float>(q * a->head_dim);
+    if (pieces > 0) a->pieces = c->take<float>(pieces * (a->head_dim + a->value_dim));
+    if (a->query == HT_QUERY_FINE) return;
+    a->gm = c->take<float>(q);
+    a->gh = c->take<float>(q);
+    a->gt = c->take<float>(q * a->value_dim);
+    a->dqt = a->query == HT_QUERY_MEAN ? a->qt : c->take<float>(q * a->head_dim);
+}
+
+static size_t layout_forward(hti_cuda_args *a, void *base) {
+    hti_carver c = carver_at(base);
+    carve_forward(&c, a);
+    return carved(&c);
+}
+
+static size_t layout_backward(hti_cuda_args *a, void *base, int has_bias) {
+    hti_carver c = carver_at(base);
+    carve_backward(&c, a, has_bias, 0);
+    return carved(&c);
+}
+
+/* What opening adds to them. */
+static size_t layout_opened(hti_open_args *o, void *base, const ht_attention_desc *d,
+                            int backward) {
+    hti_carver c = carver_at(base);
+    if (backward) {
+        carve_backward(&c, &o->a, d->has_bias, 1);
+    } else {
+        carve_forward(&c, &o->a);
+    }
+    hti_open_carve(&c, o, d, backward);
     return carved(&c);
 }
 
@@ -170,11 +190,24 @@ static void need_tensor_cores(const ht_attention_desc *desc, ht_attention_need *
     at_least(&need->scratch_backward, hti_hier_backward_scratch(desc));
 }
 
+static void need_opened(const ht_attention_desc *desc, ht_attention_need *need) {
+    hti_open_args o = {};
+    set_shape(&o.a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
+    at_least(&need->scratch_forward, layout_opened(&o, NULL, desc, 0));
+    set_shape(&o.a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
+    at_least(&need->scratch_backward, layout_opened(&o, NULL, desc, 1));
+}
+
 void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *desc,
                              ht_attention_need *need) {
     hti_cuda_args a;
     (void)ctx;
     need->saved = sizeof(float) * (size_t)(desc->q_heads * desc->max_rows);
+    if (desc->open > 0) {
+        need->scratch_forward = need->scratch_backward = 0;
+        need_opened(desc, need);
+        return;
+    }
     set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
     need->scratch_forward = layout_forward(&a, NULL);
     set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
@@ -254,6 +287,27 @@ static ht_status prepare_starts(const ht_context *ctx, hti_cuda_args *a,
     return hti_cuda_upload(ctx, (int32_t *)a->cu, call->cu_seqlens, call->sequences + 1);
 }
 
+static ht_status opened_forward(ht_context *ctx, const hti_attention_call *call) {
+    hti_open_args o = {};
+    int bf16 = call->desc->dtype == HT_BF16;
+    set_shape(&o.a, call->desc, call->sequences, call->length, call->rows);
+    layout_opened(&o, call->scratch, call->desc, 0);
+    set_tensors(&o.a, call);
+    TRY(prepare(ctx, o.a, call, bf16));
+    return hti_open_forward(ctx, o, bf16);
+}
+
+static ht_status opened_backward(ht_context *ctx, const hti_attention_call *call) {
+    hti_open_args o = {};
+    int bf16 = call->desc->dtype == HT_BF16;
+    set_shape(&o.a, call->desc, call->sequences, call->length, call->rows);
+    layout_opened(&o, call->scratch, call->desc, 1);
+    set_tensors(&o.a, call);
+    TRY(prepare(ctx, o.a, call, bf16));
+    TRY(hti_cuda_restrict(ctx, o.a, bf16));
+    return hti_open_backward(ctx, o, bf16);
+}
+
 ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *call) {
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
@@ -265,6 +319,7 @@ ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *
     }
     if (by == HTI_TUNED) return hti_hier_forward(ctx, call);
     if (by == HTI_FINE) return hti_fine_forward(ctx, call);
+    if (by == HTI_OPENED) return opened_forward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
     if (by == HTI_TILES) {
         set_tensors(&a, call);
@@ -287,6 +342,7 @@ ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call 
         return by == HTI_NARROW ? hti_narrow_backward(ctx, a) : hti_first_backward(ctx, call, a.cu);
     }
     if (by == HTI_TUNED) return hti_hier_backward(ctx, call);
+    if (by == HTI_OPENED) return opened_backward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
     if (by == HTI_TILES) {
         set_tensors(&a, call);

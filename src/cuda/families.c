@@ -15,7 +15,7 @@ enum {
     GROUPED = 8, /* fewer key heads than query heads */
     OTHER = 16,  /* value_dim is not head_dim */
     OPEN = 32,
-    ALL = BIAS | ROTARY | DROPOUT | GROUPED | OTHER
+    ALL = BIAS | ROTARY | DROPOUT | GROUPED | OTHER | OPEN
 };
 
 #define BIT(x) (1u << (x))
@@ -29,6 +29,7 @@ typedef struct row {
     int64_t length_most;             /* 0: any */
     int64_t bias_block;              /* blocks up to this with a bias; 0: any */
     unsigned options;
+    unsigned required; /* of the options, those that it is for */
     int positive_scale;
     int aligned; /* rows lie in steps of 16 bytes */
     /* memory and grids: enum below */
@@ -128,14 +129,23 @@ static const row rows[] = {
      .fits = HEADS_FIT,
      .backward = 1,
      .back_options = BIAS},
+    {.name = "opened",
+     .family = HTI_OPENED,
+     .kinds = BIT(HT_HIERARCHICAL),
+     .queries = BIT(HT_QUERY_FINE),
+     .dtypes = TYPES,
+     .options = ALL,
+     .required = OPEN,
+     .backward = 1,
+     .back_options = ALL},
     {.name = "generic",
      .family = HTI_GENERIC,
      .kinds = LEVELS | BIT(HT_FULL),
      .queries = QUERIES,
      .dtypes = TYPES,
-     .options = ALL,
+     .options = ALL & ~OPEN,
      .backward = 1,
-     .back_options = ALL},
+     .back_options = ALL & ~OPEN},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
@@ -222,6 +232,7 @@ static int options(const row *r, const subject *s) {
                                         "value_dim other than head_dim",
                                         "opened clusters"};
     unsigned has = options_of(s->d);
+    NEEDS((has & r->required) == r->required, "it opens no clusters");
     for (int i = 0; i < 6; i++) {
         NEEDS(!(has & BIT(i)) || r->options & BIT(i), "it has %s", names[i]);
         NEEDS(!s->backward || !(has & BIT(i)) || r->back_options & BIT(i),
@@ -334,7 +345,7 @@ static int is_meant(const row *r, const subject *s) {
     subject quiet = *s;
     quiet.why = NULL;
     return kind(r, &quiet) && query(r, &quiet) && direction(r, &quiet) &&
-           (!r->own_dims || dims(r, &quiet));
+           (!r->own_dims || dims(r, &quiet)) && (options_of(s->d) & OPEN) == (r->required & OPEN);
 }
 
 hti_family hti_family_why(const hti_limits *limits, const hti_attention_call *call, int backward,

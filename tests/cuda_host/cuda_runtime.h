@@ -172,6 +172,7 @@ static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline unsigned __umulhi(unsigned x, unsigned y) {
     return (unsigned)((uint64_t)x * y >> 32);
 }
+static inline int atomicAdd(int *at, int x) { return __atomic_fetch_add(at, x, __ATOMIC_RELAXED); }
 template <typename T> static inline T __ldg(const T *p) { return *p; }
 static inline size_t __cvta_generic_to_shared(const void *p) { return host::shared_address(p); }
 
