@@ -75,10 +75,13 @@ static void scale(hti_gram *list, int64_t count) {
         list[i].value /= (float)sqrt(square[list[i].id >> HTI_GRAM_BITS]);
 }
 
-/* Slots of the table: words and pairs are at most as many as bytes, and so are runs. */
+/* A byte ends at most one word, one pair and one run. */
+enum { GRAMS_OF_A_BYTE = 3 };
+
+/* Slots of the table, more than there are grams. */
 static int64_t slots_for(size_t bytes) {
     int64_t room = 64;
-    while (room < 4 * (int64_t)bytes) room *= 2;
+    while (room < (GRAMS_OF_A_BYTE + 1) * (int64_t)bytes) room *= 2;
     return room;
 }
 
@@ -87,7 +90,7 @@ ht_status hti_grams_need(hti_grams *g, size_t bytes) {
           "a text of %zu bytes is too long for a linear model", bytes);
     g->text.ctx = g->list.ctx = g->table.ctx = g->ctx;
     TRY(hti_buffer_need(&g->text, bytes + 1));
-    TRY(hti_buffer_need(&g->list, sizeof(hti_gram) * (2 * bytes + 1)));
+    TRY(hti_buffer_need(&g->list, sizeof(hti_gram) * (GRAMS_OF_A_BYTE * bytes + 1)));
     return hti_buffer_need(&g->table, sizeof(int32_t) * (size_t)slots_for(bytes));
 }
 

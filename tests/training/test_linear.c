@@ -234,6 +234,51 @@ static void test_texts(void **state) {
     ht_data_close(data);
 }
 
+/* ---- memory ---- */
+
+/* Blocks with a mark before and behind them, looked at when they are given back. */
+enum { MARK = 4096 };
+
+static void *guarded(void *user, size_t bytes) {
+    void *block = NULL;
+    (void)user;
+    if (posix_memalign(&block, 64, bytes + 2 * MARK) != 0) return NULL;
+    memcpy(block, &bytes, sizeof bytes);
+    memset((char *)block + MARK + bytes, 0x5A, MARK);
+    return (char *)block + MARK;
+}
+
+static void unguarded(void *user, void *block) {
+    size_t bytes;
+    char *at = block;
+    if (!at) return;
+    memcpy(&bytes, at - MARK, sizeof bytes);
+    for (int i = 0; i < MARK; i++) *(int *)user += at[bytes + (size_t)i] != 0x5A;
+    free(at - MARK);
+}
+
+/* Words of one byte that are all different, two pairs of each, and as many runs: more grams than
+ * any other text of that length has. */
+static void test_crowded(void **state) {
+    (void)state;
+    enum { BYTES = 256 };
+    char text[BYTES], *at = text;
+    float out[2];
+    int touched = 0;
+    ht_context_desc desc = HT_CONTEXT_DESC_INIT;
+    ht_context *ctx;
+    desc.threads = 1;
+    desc.allocator = (ht_allocator){guarded, unguarded, &touched};
+    OK(NULL, ht_context_create(&ctx, &desc));
+    ht_linear *linear = fitted(ctx, "0\ta\n1\tb\n");
+    for (int c = 128; at < text + BYTES; c++) *at++ = (char)c, *at++ = '!';
+    for (size_t bytes = 1; bytes <= BYTES; bytes++)
+        OK(ctx, ht_linear_scores(linear, text, bytes, out));
+    ht_linear_destroy(linear);
+    ht_context_destroy(ctx);
+    assert_int_equal(touched, 0);
+}
+
 /* ---- the choice ---- */
 
 enum { ITEMS = 400 };
@@ -307,6 +352,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_minimum), cmocka_unit_test(test_classes),
         cmocka_unit_test(test_damaged), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_texts),   cmocka_unit_test(test_choice)};
+        cmocka_unit_test(test_texts),   cmocka_unit_test(test_crowded),
+        cmocka_unit_test(test_choice)};
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
