@@ -270,6 +270,7 @@ ht_status hti_writer_finish(hti_writer *w) {
     if (fclose(w->file) != 0 && !bad) bad = 1, error = errno;
     release_limit(&h);
     w->file = NULL;
+    w->broken = bad;
     return bad ? failed(w, error) : HT_OK;
 }
 
@@ -284,6 +285,7 @@ static void sync_folder(const char *path) {
 
 ht_status hti_writer_commit(hti_writer *w) {
     if (w->file) TRY(hti_writer_finish(w));
+    if (w->broken) return cannot(w, "only a part of it could be written");
     if (rename(w->temporary, w->path) != 0) return failed(w, errno);
     sync_folder(w->path);
     forget(w);

@@ -21,8 +21,9 @@ typedef struct hti_writer {
     ht_context *ctx;
     FILE *file; /* to print into, too: hti_writer_finish sees what failed */
     char *path, *temporary;
-    int slot; /* where hti_writer_abandon_all finds the temporary, + 1 */
-    int lock; /* a second descriptor of it + 1: the lock lasts until it has its name */
+    int slot;   /* where hti_writer_abandon_all finds the temporary, + 1 */
+    int lock;   /* a second descriptor of it + 1: the lock lasts until it has its name */
+    int broken; /* finishing it failed: it will not have its name */
 } hti_writer;
 
 /* Makes the temporary, so that an unwritable place is known before any work is done; removes what

@@ -1,6 +1,7 @@
 /*
  * A generator's slots: how far each is, forget, copy, save and load.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -153,16 +154,24 @@ ht_status ht_generator_save(const ht_generator *g, int64_t slot, const char *pat
     return status;
 }
 
+static int is_old(const header *h) { return memcmp(h->magic, "HTSTATE1", 8) == 0; }
+
+static ht_status check_header(const ht_generator *g, const header *h, const char *path,
+                              uint64_t bytes) {
+    CHECK(g->ctx, bytes >= sizeof *h && (is_old(h) || memcmp(h->magic, "HTSTATE2", 8) == 0),
+          HT_FORMAT, "%s is not a saved state", path);
+    CHECK(g->ctx, h->bytes == bytes, HT_FORMAT,
+          "%s is damaged: it should have %llu bytes and has %llu", path,
+          (unsigned long long)h->bytes, (unsigned long long)bytes);
+    return HT_OK;
+}
+
 /* What stands between the header and the seal, if there is one. */
 static ht_status check_file(const ht_generator *g, const header *h, const char *path,
                             const char *from, size_t *bytes) {
     uint64_t mark;
-    int before = memcmp(h->magic, "HTSTATE1", 8) == 0;
-    CHECK(g->ctx, *bytes >= sizeof *h && (before || memcmp(h->magic, "HTSTATE2", 8) == 0),
-          HT_FORMAT, "%s is not a saved state", path);
-    CHECK(g->ctx, h->bytes == *bytes, HT_FORMAT,
-          "%s is damaged: it should have %llu bytes and has %zu", path,
-          (unsigned long long)h->bytes, *bytes);
+    int before = is_old(h);
+    TRY(check_header(g, h, path, *bytes));
     CHECK(g->ctx, before || hti_sealed(from, *bytes), HT_FORMAT,
           "%s is damaged: its checksum is not that of its bytes", path);
     TRY(model_mark(g, &mark));
@@ -225,12 +234,25 @@ static ht_status load_all(ht_generator *g, int64_t slot, const char *path, const
     return HT_OK;
 }
 
+/* Is it a state? Before memory is asked for all of it. */
+static ht_status look(const ht_generator *g, const char *path) {
+    FILE *file;
+    uint64_t bytes;
+    header h = {0};
+    TRY(hti_file_open(g->ctx, &file, &bytes, path));
+    int good = fread(&h, 1, sizeof h, file) == sizeof h || !ferror(file), error = errno;
+    fclose(file);
+    CHECK(g->ctx, good, HT_IO, "%s could not be read: %s", path, strerror(error));
+    return check_header(g, &h, path, bytes);
+}
+
 ht_status ht_generator_load(ht_generator *g, int64_t slot, const char *path) {
     NEED(g);
     char *bytes;
     size_t count;
     TRY(hti_generator_slot(g, slot));
     CHECK(g->ctx, path, HT_INVALID, "ht_generator_load: path is NULL");
+    TRY(look(g, path));
     TRY(hti_file_read(g->ctx, &bytes, &count, path, (size_t)1 << 40));
     ht_status status = load_all(g, slot, path, bytes, count);
     hti_host_free(g->ctx, bytes);

@@ -201,6 +201,29 @@ static void limit_on_sizes(void **state) {
     assert_int_equal(training_temporaries(), 0);
 }
 
+/* What could not be finished does not get the name later, when there is room again. */
+static void broken_stays(void **state) {
+    (void)state;
+    static char text[6000];
+    struct rlimit before, small;
+    const char *path = training_path("broken");
+    hti_writer w;
+    OK(cpu, write_text(path, "old"));
+    OK(cpu, hti_writer_open(&w, cpu, path));
+    getrlimit(RLIMIT_FSIZE, &before);
+    small = before;
+    small.rlim_cur = 5000;
+    for (size_t i = 0; i < sizeof text; i += 100) OK(cpu, hti_writer_put(&w, text, 100));
+    setrlimit(RLIMIT_FSIZE, &small);
+    ht_status finished = hti_writer_finish(&w);
+    setrlimit(RLIMIT_FSIZE, &before);
+    assert_int_equal(finished, HT_IO);
+    REFUSED(cpu, hti_writer_commit(&w), HT_IO, "only a part of it");
+    hti_writer_discard(&w);
+    holds(path, "old");
+    assert_int_equal(training_temporaries(), 0);
+}
+
 /* Nobody writes into the pipe: a reader that waited would wait for ever. */
 static void inputs(void **state) {
     (void)state;
@@ -346,9 +369,10 @@ int main(void) {
         cmocka_unit_test(nodes_stay),   cmocka_unit_test(planted_links),
         cmocka_unit_test(left_overs),   cmocka_unit_test(modes),
         cmocka_unit_test(two_writers),  cmocka_unit_test(limit_on_sizes),
-        cmocka_unit_test(inputs),       cmocka_unit_test(append),
-        cmocka_unit_test(scratch),      cmocka_unit_test(names),
-        cmocka_unit_test(for_programs), cmocka_unit_test(sums),
+        cmocka_unit_test(broken_stays), cmocka_unit_test(inputs),
+        cmocka_unit_test(append),       cmocka_unit_test(scratch),
+        cmocka_unit_test(names),        cmocka_unit_test(for_programs),
+        cmocka_unit_test(sums),
     };
     return cmocka_run_group_tests_name("files", tests, open_all, close_all);
 }

@@ -474,6 +474,10 @@ static void damaged_states(void **state) {
     memcpy(s.bytes + 48 + sizeof(float) * VOCAB, &wild, sizeof wild);
     training_write(s.path, s.bytes, s.count);
     REFUSED(ref, ht_generator_load(g, 1, s.path), HT_FORMAT, "must be 0 to 40, got 117440512");
+    /* a file of holes: no memory is asked for what is no state */
+    assert_int_equal(truncate(s.path, 0), 0);
+    assert_int_equal(truncate(s.path, (off_t)1 << 39), 0);
+    REFUSED(ref, ht_generator_load(g, 1, s.path), HT_FORMAT, "is not a saved state");
     ht_generator_destroy(g);
     ht_model_destroy(model);
 }
