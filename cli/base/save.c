@@ -3,9 +3,11 @@
  */
 #include "base/save.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void on_signal(int number) {
     ht_writer_abandon_all();
@@ -61,6 +63,12 @@ FILE *save_open_input(const char *path, uint64_t *bytes, cli_error *error) {
 FILE *save_open_stream(const char *path, cli_error *error) {
     FILE *file;
     return said(ht_file_open_stream(NULL, &file, path), error) ? file : NULL;
+}
+
+bool save_there(bool *there, const char *path, cli_error *error) {
+    *there = access(path, F_OK) == 0;
+    return *there || errno == ENOENT || errno == ENOTDIR ||
+           cli_fail(error, "%s could not be opened: %s", path, strerror(errno));
 }
 
 bool save_line(FILE *file, const char *name, char **line, size_t *room, size_t *bytes, bool *good,

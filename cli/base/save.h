@@ -36,6 +36,9 @@ void save_discard(save_file *save);
 FILE *save_open_input(const char *path, uint64_t *bytes, cli_error *error);
 FILE *save_open_stream(const char *path, cli_error *error);
 
+/* Is there anything under this name? What cannot be told is a failure with a sentence, no "no". */
+bool save_there(bool *there, const char *path, cli_error *error);
+
 /* The next line of a file into *line, which grows. False: there is none, or, with *good false and a
  * sentence, it could not be read. */
 bool save_line(FILE *file, const char *name, char **line, size_t *room, size_t *bytes, bool *good,

@@ -3,13 +3,12 @@
  */
 #include "run/linear.h"
 
+#include "base/save.h"
 #include "base/settings.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #define NAME "linear.safetensors"
 
@@ -143,9 +142,11 @@ bool linear_begin(ht_linear **out, ht_context *ctx, const char *run, ht_data *tr
                   int64_t most, bool quiet, cli_error *error) {
     char path[4096];
     double start = now();
+    bool there;
     *out = NULL;
     if (!run_path(path, run, NAME, error)) return false;
-    if (access(path, F_OK) == 0)
+    if (!save_there(&there, path, error)) return false;
+    if (there)
         return ht_linear_load(out, ctx, path) == HT_OK ||
                cli_fail(error, "%s", ht_context_error(ctx));
     ht_status status = ht_linear_fit(out, ctx, train);
@@ -162,9 +163,11 @@ bool linear_begin(ht_linear **out, ht_context *ctx, const char *run, ht_data *tr
 bool linear_end(ht_linear *linear, ht_context *ctx, const char *run, ht_model *model,
                 ht_trainer *trainer, ht_data *valid, bool quiet, cli_error *error) {
     char path[4096], words[64];
+    bool there;
     if (!linear || !valid) return true;
     if (!run_path(path, run, "best.safetensors", error)) return false;
-    if (access(path, F_OK) != 0) return true; /* stopped before it was judged once */
+    if (!save_there(&there, path, error)) return false;
+    if (!there) return true; /* stopped before it was judged once */
     if (ht_model_take(model, path, NULL) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(ctx));
     if (!choose(linear, ctx, run, trainer, valid, setting_int(ht_model_config(model), "eval_items"),
@@ -185,11 +188,13 @@ bool linear_find(ht_linear **out, const run_model *m, cli_error *error) {
     char path[4096];
     const char *slash = strrchr(m->path, '/');
     int folder = slash ? (int)(slash - m->path) : 1;
+    bool there;
     *out = NULL;
     if (!linear_fits(m->config)) return true;
     if (snprintf(path, sizeof path, "%.*s/" NAME, folder, slash ? m->path : ".") >= 4096)
         return cli_fail(error, "the name of %.200s... is too long", m->path);
-    if (access(path, F_OK) != 0 && errno == ENOENT) return true;
+    if (!save_there(&there, path, error)) return false;
+    if (!there) return true;
     if (ht_linear_load(out, m->ctx, path) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(m->ctx));
     const ht_labels *ours = ht_linear_labels(*out), *theirs = ht_model_labels(m->model);

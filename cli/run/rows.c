@@ -3,10 +3,10 @@
  */
 #include "run/rows.h"
 
-#include <errno.h>
+#include "base/save.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 const char *const run_rows_kinds[] = {"auto", "tsv", "csv", "jsonl", "folders", NULL};
 const char *const run_rows_headers[] = {"auto", "yes", "no", NULL};
@@ -44,9 +44,11 @@ bool run_rows_of(run_rows *rows, const run_model *m, cli_error *error) {
     char path[4096];
     const char *slash = strrchr(m->path, '/');
     int folder = slash ? (int)(slash - m->path) : 1;
+    bool there;
     if (snprintf(path, sizeof path, "%.*s/run.json", folder, slash ? m->path : ".") >= 4096)
         return cli_fail(error, "the name of %.200s... is too long", m->path);
-    if (access(path, F_OK) != 0 && errno == ENOENT) return true;
+    if (!save_there(&there, path, error)) return false;
+    if (!there) return true;
     char *text = run_read_text(path, error);
     bool starved = false;
     cJSON *run = text ? json_parse(text, &starved, error) : NULL;

@@ -95,6 +95,7 @@ static bool newest(char *out, const char *folder, cli_error *error) {
 
 bool run_find(char *out, const char *run, int last, cli_error *error) {
     struct stat about;
+    bool there;
     if (stat(run, &about) != 0)
         return cli_fail(error, "%s could not be opened: %s", run, strerror(errno));
     if (!S_ISDIR(about.st_mode)) {
@@ -102,12 +103,14 @@ bool run_find(char *out, const char *run, int last, cli_error *error) {
         return true;
     }
     if (!run_path(out, run, "best.safetensors", error)) return false;
-    if (!last && access(out, R_OK) == 0) return true;
+    if (!save_there(&there, out, error)) return false;
+    if (!last && there) return true;
     if (!newest(out, run, error)) return false;
     if (out[0]) return true;
     /* the name that other programs give to a model's only file */
     if (!run_path(out, run, "model.safetensors", error)) return false;
-    return access(out, R_OK) == 0 || cli_fail(error, "%s holds no checkpoint of a run", run);
+    if (!save_there(&there, out, error)) return false;
+    return there || cli_fail(error, "%s holds no checkpoint of a run", run);
 }
 
 /* ---- the model in the box ---- */
@@ -138,7 +141,9 @@ static bool open_tokenizer(run_model *m, cli_error *error) {
     const char *slash = strrchr(m->path, '/');
     int folder = slash ? (int)(slash - m->path) : 1;
     int n = snprintf(path, sizeof path, "%.*s/tokens.model", folder, slash ? m->path : ".");
-    bool there = n < (int)sizeof path && access(path, R_OK) == 0;
+    bool there;
+    if (n >= (int)sizeof path) return cli_fail(error, "the name of %.200s... is too long", m->path);
+    if (!save_there(&there, path, error)) return false;
     if (ht_tokenizer_open(&m->tokenizer, m->ctx, there ? path : NULL) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(m->ctx));
     int64_t vocab = setting_int(m->config, "vocab");

@@ -229,7 +229,8 @@ static bool make_folder(int *lock, const train_values *v, cli_error *error) {
     *lock = open(v->run, O_RDONLY | O_CLOEXEC);
     if (*lock >= 0 && flock(*lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return cli_fail(error, "%s is in use: another process trains there", v->run);
-    bool there = access(path, F_OK) == 0;
+    bool there;
+    if (!save_there(&there, path, error)) return false;
     if (v->resume && !there) return cli_fail(error, "%s holds no run to go on with", v->run);
     if (!v->resume && there)
         return cli_fail(
@@ -301,8 +302,10 @@ typedef struct run_parts {
 
 static bool use_tokenizer(run_parts *p, const train_values *v, cli_error *error) {
     char path[4096];
+    bool there;
     if (!run_path(path, v->run, "tokens.model", error)) return false;
-    if (!v->tokenizer && access(path, R_OK) != 0) return true;
+    if (!save_there(&there, path, error)) return false;
+    if (!v->tokenizer && !there) return true;
     if (!setting_is(p->config, "task", "language"))
         return cli_fail(error, "--tokenizer is for language models, got task %s",
                         setting_word(p->config, "task"));
@@ -402,9 +405,11 @@ static int tell(void *user, const ht_event *event) {
 /* A run goes on with the one that it was begun with, if there was one. */
 static bool linear_begins(run_parts *p, const train_values *v, cli_error *error) {
     char path[4096];
+    bool there;
     if (v->linear != 0 || !linear_fits(p->config)) return true;
     if (!run_path(path, v->run, "linear.safetensors", error)) return false;
-    if (v->resume && access(path, F_OK) != 0) return true;
+    if (!save_there(&there, path, error)) return false;
+    if (v->resume && !there) return true;
     return linear_begin(&p->linear, p->ctx, v->run, p->train, p->valid,
                         setting_int(p->config, "eval_items"), v->quiet, error);
 }

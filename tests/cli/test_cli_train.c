@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -128,6 +129,24 @@ static void test_language(void **state) {
     assert_true(bits > 0 && bits < 2);
     assert_true(printed(r, "bits_per_byte_error") >= 0);
     assert_int_equal(program_run("predict prose --text 'the cat sat'")->code, 0);
+}
+
+/* What is there but cannot be opened is no reason to do without it: to take a model's tokens for
+ * bytes, another checkpoint for the best, a run for none. A link to itself is such a file. */
+static void test_unreadable(void **state) {
+    (void)state;
+    assert_int_equal(symlink("tokens.model", program_path("prose/tokens.model")), 0);
+    program_expect(1, "prose/tokens.model could not be opened", "predict prose --text x");
+    program_expect(1, "prose/tokens.model could not be opened",
+                   "train --run prose --resume --steps 81");
+    assert_int_equal(unlink(program_path("prose/tokens.model")), 0);
+    assert_int_equal(unlink(program_path("prose/best.safetensors")), 0);
+    assert_int_equal(symlink("best.safetensors", program_path("prose/best.safetensors")), 0);
+    program_expect(1, "prose/best.safetensors could not be opened", "predict prose --text x");
+    assert_int_equal(mkdir(program_path("looped"), 0700), 0);
+    assert_int_equal(symlink("config.json", program_path("looped/config.json")), 0);
+    program_expect(1, "looped/config.json could not be opened",
+                   "train --run looped --data prose.txt --preset small-text --steps 1");
 }
 
 /* The log's lines of steps, each up to the times, which differ from run to run. Of a step that was
@@ -417,6 +436,7 @@ int main(void) {
         cmocka_unit_test(test_stdin),
         cmocka_unit_test(test_log),
         cmocka_unit_test(test_language),
+        cmocka_unit_test(test_unreadable),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_resume_damaged),
         cmocka_unit_test(test_elsewhere),

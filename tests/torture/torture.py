@@ -29,6 +29,10 @@ COMMANDS = [
     ("train", "train --run new --data mail.tsv --valid mail.tsv --steps 2 --eval_every 2 " + TINY),
     ("train made", "train --run new --steps 1 " + LISTOPS + TINY),
     ("train text", "train --run new --preset small-text --data prose.txt --steps 2 " + TINY),
+    ("train csv", "train --run new --data mail.csv --valid mail.csv --steps 1 " + TINY),
+    ("train folders", "train --run new --data shelf --holdout 0 --steps 1 " + TINY),
+    ("train recall", "train --run new --preset recall --steps 1 --train_items 4 --valid_items 2 " +
+     TINY.replace("--length 24", "--length 32")),
     ("resume", "train --run demo --resume --steps 6 --threads 1 --quiet"),
     ("eval", "eval demo --fresh 4 --threads 1 --json"),
     ("eval text", "eval prose --data prose.txt --threads 1 --json"),
@@ -38,6 +42,7 @@ COMMANDS = [
     ("generate on", GENERATE + "--load_state old.state --repeat_penalty 1.2 --last"),
     ("generate many", "generate prose --prompts lines.txt --tokens 4 --threads 1 --logprobs"),
     ("export", "export demo --to old.safetensors"),
+    ("data recall", "data make recall --out sets --train 2 --valid 1 --test 1 --length 16 --json"),
     ("data make", "data make pathfinder --out sets --train 2 --valid 1 --test 1 --json"),
     ("data import", "data import imdb reviews --out sets --unchecked --threads 1 --json"),
     ("data show", "data show text 1 --data mail.tsv.gz"),
@@ -93,6 +98,10 @@ def make_template(program, folder):
             (folder / "reviews" / part / label).mkdir(parents=True)
             for i in range(2):
                 (folder / "reviews" / part / label / ("%d.txt" % i)).write_text("words %d" % i)
+    (folder / "mail.csv").write_text("label,text\n" + mail.replace("\t", ","))
+    for label in ("ham", "spam", "more"):
+        (folder / "shelf" / label).mkdir(parents=True)
+        (folder / "shelf" / label / "1.txt").write_text("words of " + label)
     npy(folder / "q.npy", 48)
     program.must("train --run demo --steps 4 --save_every 2 " + LISTOPS + TINY, folder)
     program.must("train --run mail --data mail.tsv --valid mail.tsv --steps 2 " + TINY, folder)

@@ -3,6 +3,7 @@
  */
 #include "data/lra/set.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -76,8 +77,13 @@ ht_status hti_set_find(char **out, ht_context *ctx, const char *folder, const ch
         *out = hti_path_join(ctx, folder, whole);
         CHECK(ctx, *out, HT_NOMEM, "out of memory: the name of a file");
         if (access(*out, F_OK) == 0) return HT_OK;
+        ht_status status =
+            errno == ENOENT || errno == ENOTDIR
+                ? HT_OK
+                : hti_fail(ctx, HT_IO, "%s could not be opened: %s", *out, strerror(errno));
         hti_host_free(ctx, *out);
         *out = NULL;
+        TRY(status);
     }
     return HT_OK;
 }

@@ -19,49 +19,75 @@ static void free_list(struct dirent **list, int count) {
     if (count >= 0) free(list);
 }
 
-/* 'd', 'f', or 0: something else; links to folders are not followed. */
-static char type_of(char out[NAME], const char *path, const char *name) {
-    struct stat about;
-    if (snprintf(out, NAME, "%s/%s", path, name) >= NAME || lstat(out, &about) != 0) return 0;
-    if (S_ISDIR(about.st_mode)) return 'd';
-    return stat(out, &about) == 0 && S_ISREG(about.st_mode) ? 'f' : 0;
+static ht_status cannot(ht_context *ctx, const char *path) {
+    return hti_fail(ctx, errno == ENOMEM ? HT_NOMEM : HT_IO, "%s could not be opened: %s", path,
+                    strerror(errno));
 }
 
-static int has_folder(const char *path, const char *name) {
-    char whole[NAME];
-    return type_of(whole, path, name) == 'd';
+/* 'd', 'f', or 0: something else, or gone; links to folders are not followed. */
+static ht_status type_of(char *type, ht_context *ctx, char out[NAME], const char *path,
+                         const char *name) {
+    struct stat about;
+    *type = 0;
+    CHECK(ctx, snprintf(out, NAME, "%s/%s", path, name) < NAME, HT_IO,
+          "%.200s could not be opened: its name is too long", out);
+    if (lstat(out, &about) != 0) return errno == ENOENT ? HT_OK : cannot(ctx, out);
+    if (S_ISDIR(about.st_mode)) *type = 'd';
+    if (S_ISLNK(about.st_mode) && stat(out, &about) != 0)
+        return errno == ENOENT || errno == ELOOP ? HT_OK : cannot(ctx, out);
+    if (S_ISREG(about.st_mode)) *type = 'f';
+    return HT_OK;
+}
+
+static ht_status has_folder(int *has, ht_context *ctx, const char *path, const char *name) {
+    char whole[NAME], type;
+    TRY(type_of(&type, ctx, whole, path, name));
+    *has = type == 'd';
+    return HT_OK;
 }
 
 /* Beside neg and pos the Large Movie Review Dataset has unsup: texts that have no label. */
-static int is_left_out(const char *path, const char *name) {
-    return strcmp(name, "unsup") == 0 && has_folder(path, "neg") && has_folder(path, "pos");
+static ht_status is_left_out(int *left_out, ht_context *ctx, const char *path, const char *name) {
+    int neg = 0, pos = 0;
+    if (strcmp(name, "unsup") == 0) {
+        TRY(has_folder(&neg, ctx, path, "neg"));
+        TRY(has_folder(&pos, ctx, path, "pos"));
+    }
+    *left_out = neg && pos;
+    return HT_OK;
 }
 
 /* How many files of a folder are texts, and how many are tables of rows by their names. */
-static void count_files(const char *path, int *texts, int *tables) {
-    char name[NAME];
+static ht_status count_files(ht_context *ctx, const char *path, int *texts, int *tables) {
+    char name[NAME], type;
     struct dirent **list;
     int count = scandir(path, &list, not_hidden, alphasort);
-    for (int i = 0; i < count; i++) {
-        if (type_of(name, path, list[i]->d_name) != 'f') continue;
-        ++*(ht_rows_kind_of(name) ? tables : texts);
+    if (count < 0) return cannot(ctx, path);
+    ht_status status = HT_OK;
+    for (int i = 0; i < count && status == HT_OK; i++) {
+        status = type_of(&type, ctx, name, path, list[i]->d_name);
+        if (status == HT_OK && type == 'f') ++*(ht_rows_kind_of(name) ? tables : texts);
     }
     free_list(list, count);
+    return status;
 }
 
-int hti_folders_are_classes(const char *path) {
-    char name[NAME];
+ht_status hti_folders_are_classes(int *are, ht_context *ctx, const char *path) {
+    char name[NAME], type;
     struct dirent **list;
     int own = 0, tables = 0, classes = 0, count = scandir(path, &list, not_hidden, alphasort);
-    if (count < 0) return 0;
-    count_files(path, &own, &tables);
-    for (int i = 0; i < count; i++) {
+    *are = 0;
+    if (count < 0) return errno == ENOMEM ? cannot(ctx, path) : HT_OK; /* who reads it will say */
+    ht_status status = count_files(ctx, path, &own, &tables);
+    for (int i = 0; i < count && status == HT_OK; i++) {
         int texts = 0;
-        if (type_of(name, path, list[i]->d_name) == 'd') count_files(name, &texts, &tables);
+        status = type_of(&type, ctx, name, path, list[i]->d_name);
+        if (status == HT_OK && type == 'd') status = count_files(ctx, name, &texts, &tables);
         classes += texts > 0;
     }
     free_list(list, count);
-    return classes > 1 && tables == 0;
+    *are = classes > 1 && tables == 0;
+    return status;
 }
 
 /* ---- texts ---- */
@@ -108,30 +134,34 @@ static ht_status read_class(reading *r, const char *path, const char *label) {
     return hti_stream_read(r->ctx, path, take_piece, r);
 }
 
+/* One entry of the folder: a class, or nothing to read. */
+static ht_status read_entry(reading *r, const char *entry, int *classes, int *unsup) {
+    char name[NAME], type;
+    int left_out = 0;
+    TRY(type_of(&type, r->ctx, name, r->desc->path, entry));
+    if (type != 'd') return HT_OK;
+    TRY(is_left_out(&left_out, r->ctx, r->desc->path, entry));
+    *unsup |= left_out;
+    if (left_out) return HT_OK;
+    ++*classes;
+    return read_class(r, name, entry);
+}
+
 static ht_status read_classes(reading *r) {
     const char *path = r->desc->path;
-    char name[NAME];
     struct dirent **list;
-    int classes = 0, count = path ? scandir(path, &list, not_hidden, alphasort) : -1;
+    int classes = 0, unsup = 0, count = path ? scandir(path, &list, not_hidden, alphasort) : -1;
     CHECK(r->ctx, path, HT_INVALID, "a folder per class needs a path");
     CHECK(r->ctx, count >= 0, HT_IO, "%s could not be opened: %s", path, strerror(errno));
     ht_status status = HT_OK;
-    const char *out = "";
-    for (int i = 0; i < count && status == HT_OK; i++) {
-        if (type_of(name, path, list[i]->d_name) != 'd') continue;
-        if (is_left_out(path, list[i]->d_name)) {
-            out = ", unsup left out";
-            continue;
-        }
-        status = read_class(r, name, list[i]->d_name);
-        classes++;
-    }
+    for (int i = 0; i < count && status == HT_OK; i++)
+        status = read_entry(r, list[i]->d_name, &classes, &unsup);
     free_list(list, count);
     TRY(status);
     CHECK(r->ctx, classes > 0, HT_FORMAT, "%s has no folders, one per label, with texts in them",
           path);
     snprintf(r->info->about, sizeof r->info->about, "a folder per label, %d of them%s", classes,
-             out);
+             unsup ? ", unsup left out" : "");
     return HT_OK;
 }
 

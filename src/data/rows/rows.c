@@ -478,8 +478,9 @@ ht_status hti_rows_read(ht_context *ctx, const ht_rows_desc *desc, const hti_nam
     TRY(check(ctx, desc));
     if (r.desc.most == 0) r.desc.most = DEFAULT_MOST;
     int may = desc->path && desc->kind == HT_ROWS_AUTO && desc->texts != 2;
-    if (desc->kind == HT_ROWS_FOLDERS || (may && hti_folders_are_classes(desc->path)))
-        return hti_folders_read(ctx, &r.desc, info, each, user);
+    int classes = desc->kind == HT_ROWS_FOLDERS;
+    if (may) TRY(hti_folders_are_classes(&classes, ctx, desc->path));
+    if (classes) return hti_folders_read(ctx, &r.desc, info, each, user);
     ht_status status = read_all(&r);
     hti_split_free(&r.split);
     hti_buffer_free(&r.kept);

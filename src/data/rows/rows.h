@@ -102,7 +102,7 @@ hti_cell hti_trim(hti_cell cell); /* without blanks around it */
 /* ---- folders.c ---- */
 
 /* A folder per class? And all their files as rows. */
-int hti_folders_are_classes(const char *path);
+ht_status hti_folders_are_classes(int *are, ht_context *ctx, const char *path);
 ht_status hti_folders_read(ht_context *ctx, const ht_rows_desc *desc, ht_rows_info *info,
                            hti_each_row *each, void *user);
 
