@@ -4,10 +4,12 @@
 #     scripts/fuzz.sh                     the targets there are
 #     scripts/fuzz.sh TARGET [SECONDS]    one of them (60)
 #     scripts/fuzz.sh all [SECONDS]       all of them, one after the other, as before a release
+#     scripts/fuzz.sh counts              executions of each so far, and what was found
 #
 # Options for libFuzzer in FUZZ_OPTIONS, as -runs=1000000. Inputs that reach something new are kept
 # in build-fuzz/corpus/TARGET and are where the next call begins; what is found lies in
-# build-fuzz/found. The last line of each target: executions. Exit status 0: nothing was found.
+# build-fuzz/found. The last line of each target: executions; build-fuzz/counts has them of all
+# calls (remove it to begin anew). Exit status 0: nothing was found.
 #
 # An input again: build-fuzz/tests/fuzz/fuzz_TARGET FILE. scripts/test.sh runs every target over its
 # seeds (tests/fuzz/seeds) and mutations of them, without libFuzzer.
@@ -20,6 +22,17 @@ target=${1:-} seconds=${2:-60}
 if [ -z "$target" ]; then
     echo "$targets"
     exit 0
+fi
+if [ "$target" = counts ]; then
+    [ -f build-fuzz/counts ] || { echo "fuzz: nothing was run yet" >&2; exit 2; }
+    found=$(find build-fuzz/found -type f | wc -l)
+    echo "$targets" | awk -v found="$found" '
+        FILENAME != "-" { runs[$1] += $2; seconds[$1] += $3; next }
+        { printf "%-14s %12d executions in %6d s\n", $1, runs[$1], seconds[$1]; sum += runs[$1]
+          if (least == "" || runs[$1] < least) least = runs[$1] }
+        END { printf "%d executions of %d targets, each at least %d; %d inputs found\n",
+                  sum, FNR, least, found; exit found > 0 }' build-fuzz/counts -
+    exit
 fi
 need_build
 need clang command -v clang
@@ -59,6 +72,8 @@ for name in $chosen; do
         said=", FOUND: see $log" status=1
     fi
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -n 1)
-    echo "$name: ${runs:-0} executions in $seconds s$said"
+    spent=$(sed -n 's/^Done [0-9]* runs in \([0-9]*\) second.*/\1/p' "$log" | tail -n 1)
+    echo "$name ${runs:-0} ${spent:-$seconds}" >>build-fuzz/counts
+    echo "$name: ${runs:-0} executions in ${spent:-$seconds} s$said"
 done
 exit $status

@@ -59,6 +59,19 @@ def open_form(data, keep=lambda name: True):
     return b"J" + json.dumps(out, separators=(",", ":")).encode() + b"\f" + numbers
 
 
+def linear(top):
+    """Of two classes, and of three."""
+    seeds = {}
+    for name, classes in (("a_two", 2), ("three", 3)):
+        lines = ["%d\t%s words" % (i % classes, "no good bad".split()[i % classes])
+                 for i in range(6)]
+        (top / "rows.tsv").write_text("\n".join(lines) + "\n")
+        run("train --run %s --data rows.tsv --valid rows.tsv --layers 1 --width 4 --heads 1 "
+            "--hidden 4 --length 8 --block 2 --batch 2 --steps 1 --threads 1 --quiet" % name, top)
+        seeds[name] = open_form((top / name / "linear.safetensors").read_bytes())
+    put("linear", **seeds)
+
+
 def models(top):
     run("train --run run " + TRAIN, top)
     best = (top / "run/best.safetensors").read_bytes()
@@ -71,6 +84,7 @@ def models(top):
     put("safetensors", a_open=few, whole=best, others=b"J" + two.encode() + b"\f" + bytes(36))
     put("checkpoint", a_open=open_form(best), bf16=open_form(bf16), whole=best)
     at = step.index(b'\\"step\\":1') - 8 + 1  # where edits count from: the header's text
+    linear(top)
     put("resume", a_own=b"", step=struct.pack("<HBB", at + 9, 1, 5) + b"1e300",
         weight=struct.pack("<HBB", len(step) - 16, 4, 4) + b"\0\0\xc0\x7f",
         twice=struct.pack("<HBB", at, 0, 8) + b'\\"step\\"' + struct.pack("<HBB", 1, 0, 1) + b"[")
@@ -119,6 +133,13 @@ def rows():
     put("fasta", a_two="\0>one\nACGT\nACGT\n>two\nTTTT\n",
         more="\1>a b c\nACGTN-*\n;x\nacgt\n\n>\n>b\nA")
     table = b"ham\tgood words\nspam\tbad words\n"
+    item = struct.pack("<5H5i", 0, 7, 9, 7, 9, 0, 0, 0, 0, 2)
+    header = struct.pack("<8s4IQ", b"httokens", 1, 10, 5, 0, 2)
+    put("tokens", a_two=b"\0" + header + item * 2, held=b"\1" + header + item * 2,
+        unplaced=b"\0" + struct.pack("<8s4IQ", b"httokens", 1, 100, 2, 0, 1) +
+        struct.pack("<2H2i", 0, 99, 0, -1), none=b"\0" + header)
+    put("grams", a_text="Good words, bad words! are they?", crowded="a!b!c!d!e!f!g!h!i!j!k!l!",
+        bytes=bytes(range(128, 192)) + b" \xC3\xA9 1 2 3 ?!?!")
     packed = gzip.compress(table, mtime=0)
     put("gzip", a_rows=packed, twice=packed + packed, stored=gzip.compress(table, 0, mtime=0),
         long=gzip.compress(table * 200, mtime=0))
