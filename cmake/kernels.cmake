@@ -23,6 +23,13 @@ set_source_files_properties(src/cpu/model/avx2.c PROPERTIES
 set_source_files_properties(src/cpu/model/avx512.c PROPERTIES COMPILE_OPTIONS
   "${loops};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx2;-mfma;-mprefer-vector-width=512")
 
+if(HT_FUZZ) # fuzz targets run plain loops; with sanitizers these take a compiler minutes
+  foreach(kernels fast/avx2 fast/avx512 model/avx2 model/avx512)
+    set_property(SOURCE src/cpu/${kernels}.c APPEND PROPERTY COMPILE_OPTIONS
+      "-O0;-fno-sanitize=all")
+  endforeach()
+endif()
+
 if(HT_CUDA)
   # nvcc is often installed without being on the PATH
   find_program(HT_NVCC nvcc HINTS ENV CUDACXX PATHS /usr/local/cuda/bin)
