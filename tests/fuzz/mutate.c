@@ -4,7 +4,8 @@
  * crash-TARGET; what a sanitizer finds comes again at the same run. At least one seed must be
  * taken, or they are of no use any more.
  *
- *     mutate_NAME RUNS DICTIONARY SEED-FOLDER      a dictionary as libFuzzer has it, or -
+ *     mutate_NAME RUNS DICTIONARY SEED-FOLDER [N]  a dictionary as libFuzzer has it, or -; the
+ *                                                  N-th sequence of mutations (0)
  *     mutate_NAME FILE                             this input alone
  */
 #include "fuzz.h"
@@ -29,8 +30,8 @@ static struct {
 } words[WORDS];
 static const char *crash = "crash-input";
 
+static uint64_t state = 20;
 static uint32_t draw(void) {
-    static uint64_t state = 20;
     state = state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(state >> 33);
 }
@@ -205,8 +206,9 @@ int main(int argc, char **argv) {
         run();
         return printf("%s\n", fuzz_count_taken() ? "taken" : ht_context_error(fuzz_context())) < 0;
     }
-    if (argc != 4 || !load_words(argv[2]) || !load_folder(argv[3]))
-        return fprintf(stderr, "usage: RUNS DICTIONARY SEED-FOLDER, or FILE\n"), 1;
+    if (argc == 5) state ^= strtoull(argv[4], NULL, 10) * 0x9E3779B97F4A7C15u;
+    if (argc < 4 || argc > 5 || !load_words(argv[2]) || !load_folder(argv[3]))
+        return fprintf(stderr, "usage: RUNS DICTIONARY SEED-FOLDER [N], or FILE\n"), 1;
     run_seeds();
     for (long i = 0; i < runs; i++) {
         int seed = (int)below((size_t)seed_count);
