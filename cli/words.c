@@ -131,7 +131,8 @@ static const struct {
      "htransformer report RUN makes a page with the curves"},
     {{"devices", "gpu", "gpus", "status", "doctor", "env"}, "htransformer info"},
     {{"tokenize", "tokenizer", "encode"},
-     "tokens are bytes, or with train --tokenizer FILE those of a SentencePiece model"},
+     "tokens are bytes, or with train --tokenizer FILE those of a SentencePiece model or a "
+     "tokenizer.json"},
     {{"benchmark", "speed", "profile"}, "htransformer bench attention, or bench decode"},
     {{"save", "quantize", "onnx", "gguf"}, "htransformer export RUN --to FILE.safetensors"},
     {{"version"}, "htransformer --version"},

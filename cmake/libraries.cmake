@@ -5,6 +5,7 @@
 #           (OpenBLAS, BLIS or MKL)
 #   zstd, zlib   compressed data files        without them: such files are refused with a sentence
 #   libpng  Pathfinder as it was released     without it: cannot be imported
+#   PCRE2   splits texts for tokenizer.json   without it: such files are refused with a sentence
 #   MPI     runs of several processes      without it: they need NCCL, on GPUs
 #   SentencePiece   sub-word tokens          without it: such models are refused with a sentence
 set(models_definitions HTI_PLUGIN_FOLDER="${CMAKE_INSTALL_PREFIX}/${plugin_dir}")
@@ -83,6 +84,16 @@ if(SENTENCEPIECE_INCLUDE AND SENTENCEPIECE_LIBRARY AND CMAKE_CXX_COMPILER)
   message(STATUS "SentencePiece: ${SENTENCEPIECE_LIBRARY}")
 else()
   message(STATUS "SentencePiece: not found; tokens are bytes (libsentencepiece-dev)")
+endif()
+
+find_path(PCRE2_INCLUDE pcre2.h)
+find_library(PCRE2_LIBRARY pcre2-8)
+if(PCRE2_INCLUDE AND PCRE2_LIBRARY)
+  list(APPEND models_definitions HTI_PCRE2)
+  list(APPEND models_links ${PCRE2_LIBRARY})
+  message(STATUS "PCRE2: ${PCRE2_LIBRARY}")
+else()
+  message(STATUS "PCRE2: not found; a tokenizer.json cannot be read (libpcre2-dev)")
 endif()
 
 # MPI is a plug-in, opened when several processes were started: programs built with one MPI do not

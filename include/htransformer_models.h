@@ -107,8 +107,8 @@ HT_API int64_t ht_labels_find(const ht_labels *labels, const char *name);  /* -1
 /* From bytes to token ids and back, exactly. Token 0 is the start (and the end) of a document. */
 typedef struct ht_tokenizer ht_tokenizer;
 
-/* path: a SentencePiece model file, NULL: bytes (byte + 1). UNSUPPORTED where the library was built
- * without SentencePiece. */
+/* path: a SentencePiece model, or a tokenizer.json of Hugging Face with BPE; NULL: bytes (byte +
+ * 1). UNSUPPORTED where the library was built without SentencePiece or PCRE2. */
 HT_API ht_status ht_tokenizer_open(ht_tokenizer **out, ht_context *ctx, const char *path);
 HT_API void ht_tokenizer_close(ht_tokenizer *tokenizer);
 HT_API int64_t ht_tokenizer_vocab(const ht_tokenizer *tokenizer); /* ids are 0 ... vocab - 1 */

@@ -31,6 +31,11 @@ has_cxx_header() {
     printf '#include <%s>\n' "$1" | c++ -x c++ -E -
 }
 
+# its header asks which width of characters is meant
+has_pcre2() {
+    printf '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n' | cc -E -
+}
+
 # a BLAS worth having, by name: any libblas.so would do to link with, but Debian's libblas-dev is
 # the reference implementation, with which training is 20 times slower
 has_blas() {
@@ -108,6 +113,7 @@ need_build() {
     want libpng-dev has_header png.h # pictures, Pathfinder as it was released
     want g++ command -v c++          # speaks to SentencePiece
     want libsentencepiece-dev has_cxx_header sentencepiece_processor.h # sub-word tokens
+    want libpcre2-dev has_pcre2 # those of a tokenizer.json
 }
 
 # says which CUDA compiler the build will find

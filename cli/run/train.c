@@ -54,7 +54,9 @@ static cli_option options[32 + GIVEN_MOST] = {
     {"config", CLI_READ, offsetof(train_values, config), "FILE",
      .help = "JSON object of settings, over the preset"},
     {"tokenizer", CLI_READ, offsetof(train_values, tokenizer), "FILE",
-     .help = "language models: a SentencePiece model; without it tokens are bytes"},
+     .help = "language models: a SentencePiece model, or a tokenizer.json of Hugging Face (BPE); "
+             "without "
+             "it tokens are bytes"},
     {"init", CLI_READ, offsetof(train_values, init), "RUN",
      .help =
          "start with this run's weights, or a checkpoint's, where names and shapes are the same"},

@@ -1,5 +1,6 @@
 /*
- * Tokens of texts: bytes, or the pieces of a SentencePiece model.
+ * Tokens of texts: bytes, the pieces of a SentencePiece model, or those of a tokenizer.json of
+ * Hugging Face (bpe/).
  *
  * A piece stands for its own bytes (its mark U+2581 for a space), a byte piece for one byte, so
  * that the bytes of a text are those of its tokens one after the other. What SentencePiece would
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/bpe/bpe.h"
 #include "data/data.h"
 #include "data/sentencepiece.h"
 #include "data/utf8.h"
@@ -17,7 +19,8 @@
 
 struct ht_tokenizer {
     ht_context *ctx;
-    void *model; /* NULL: bytes */
+    void *model;  /* of SentencePiece, */
+    hti_bpe *bpe; /* or of tokenizer.json; both NULL: bytes */
     int64_t vocab;
     hti_buffer text;        /* bytes of all pieces */
     size_t *starts;         /* [vocab + 1] */
@@ -34,10 +37,27 @@ void ht_tokenizer_close(ht_tokenizer *t) {
 #ifdef HTI_SENTENCEPIECE
     if (t->model) hti_spm_close(t->model);
 #endif
+    hti_bpe_close(t->bpe);
     hti_buffer_free(&t->text);
     hti_host_free(t->ctx, t->starts);
     hti_host_free(t->ctx, t);
 }
+
+/* ---- tokenizer.json ---- */
+
+static ht_status load_bpe(ht_tokenizer *t, const char *json, size_t bytes, const char *path) {
+    TRY(hti_bpe_open(&t->bpe, t->ctx, json, bytes, path));
+    hti_bpe *b = t->bpe;
+    t->vocab = b->count + 1;
+    t->starts = hti_host_alloc(t->ctx, sizeof *t->starts * (size_t)(b->count + 2));
+    CHECK(t->ctx, t->starts, HT_NOMEM, "out of memory: %lld tokens", (long long)b->count);
+    t->starts[0] = 0;
+    memcpy(t->starts + 1, b->starts, sizeof *t->starts * (size_t)(b->count + 1));
+    for (int i = 0; i < 256; i++) t->bytes[i] = b->bytes[i] + 1;
+    return hti_buffer_add(&t->text, b->text.data, b->text.used);
+}
+
+/* ---- SentencePiece ---- */
 
 #ifdef HTI_SENTENCEPIECE
 
@@ -81,16 +101,11 @@ static ht_status probe(const ht_tokenizer *t, const char *path) {
     return HT_OK;
 }
 
-static ht_status load(ht_tokenizer *t, const char *path) {
-    enum { MOST = 1 << 28 };
-    char *bytes;
-    size_t size;
+static ht_status load_pieces(ht_tokenizer *t, const char *bytes, size_t size, const char *path) {
     bool starved;
-    TRY(hti_file_read(t->ctx, &bytes, &size, path, MOST));
     t->model = hti_spm_open(bytes, size, &starved);
-    hti_host_free(t->ctx, bytes);
     CHECK(t->ctx, !starved, HT_NOMEM, "out of memory: the tokens of %s", path);
-    CHECK(t->ctx, t->model, HT_FORMAT, "%s is no SentencePiece model", path);
+    CHECK(t->ctx, t->model, HT_FORMAT, "%s is no SentencePiece model, and no tokenizer.json", path);
     int count = hti_spm_count(t->model);
     CHECK(t->ctx, count > 0 && count < 65535, HT_UNSUPPORTED,
           "%s has %d pieces; at most 65534 are supported", path, count);
@@ -107,12 +122,25 @@ static ht_status load(ht_tokenizer *t, const char *path) {
 
 #else
 
-static ht_status load(ht_tokenizer *t, const char *path) {
+static ht_status load_pieces(ht_tokenizer *t, const char *bytes, size_t size, const char *path) {
+    (void)bytes, (void)size;
     return hti_fail(t->ctx, HT_UNSUPPORTED,
                     "%s: this build has no SentencePiece (Debian: libsentencepiece-dev)", path);
 }
 
 #endif
+
+static ht_status load(ht_tokenizer *t, const char *path) {
+    enum { MOST = 1 << 28 };
+    char *bytes;
+    size_t size, at = 0;
+    TRY(hti_file_read(t->ctx, &bytes, &size, path, MOST));
+    while (at < size && (unsigned char)bytes[at] <= ' ') at++;
+    int json = at < size && bytes[at] == '{'; /* a model's first byte is that of a field */
+    ht_status status = json ? load_bpe(t, bytes, size, path) : load_pieces(t, bytes, size, path);
+    hti_host_free(t->ctx, bytes);
+    return status;
+}
 
 ht_status ht_tokenizer_open(ht_tokenizer **out, ht_context *ctx, const char *path) {
     CHECK(ctx, out, HT_INVALID, "ht_tokenizer_open: out is NULL");
@@ -143,7 +171,7 @@ const char *ht_tokenizer_piece(const ht_tokenizer *t, int32_t token, size_t *byt
     if (!bytes) bytes = &unwanted;
     *bytes = 0;
     if (!t || token <= 0 || token >= t->vocab) return "";
-    if (!t->model) {
+    if (!t->starts) {
         *bytes = 1;
         return (const char *)&t->all[token - 1];
     }
@@ -213,7 +241,7 @@ static int encode_run(sink *s, const ht_tokenizer *t, const char *text, size_t b
     return encode_run(s, t, text, half) && encode_run(s, t, text + half, bytes - half);
 }
 
-static int encode_part(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
+static int encode_pieces(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
     for (size_t at = 0; at < bytes;) {
         size_t n = plain_run(text + at, bytes - at);
         if (n > 0 && !encode_run(s, t, text + at, n)) return 0;
@@ -223,10 +251,60 @@ static int encode_part(sink *s, const ht_tokenizer *t, const char *text, size_t 
     return 1;
 }
 
-/* The end of a part of a text: a line's end, where a run ends in any case. */
-static size_t part_end(const char *text, size_t bytes, size_t least) {
-    const char *stop = least < bytes ? memchr(text + least, '\n', bytes - least) : NULL;
-    return stop ? (size_t)(stop - text) + 1 : bytes;
+#else
+
+static int encode_pieces(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
+    emit_bytes(s, t, text, bytes);
+    return 1;
+}
+
+#endif
+
+/* ---- of tokenizer.json ---- */
+
+/* Valid characters go to the encoder, other bytes are tokens by themselves. */
+static ht_status encode_runs(hti_bpe_work *w, const ht_tokenizer *t, const char *text,
+                             size_t bytes) {
+    for (size_t at = 0, from = 0, n; at < bytes; at += n) {
+        n = hti_utf8(text + at, bytes - at);
+        if (n == 0 || at + n == bytes) {
+            size_t end = n == 0 ? at : bytes;
+            TRY(hti_bpe_encode(w, text + from, end - from));
+            from = at + (n ? n : 1);
+        }
+        if (n == 0) hti_bpe_emit(w, t->bpe->bytes[(unsigned char)text[at]]), n = 1;
+    }
+    return HT_OK;
+}
+
+static int encode_words(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
+    hti_bpe_work work;
+    ht_status status = hti_bpe_begin(&work, t->bpe);
+    work.tokens = s->tokens + (s->count < s->room ? s->count : 0);
+    work.room = s->count < s->room ? s->room - s->count : 0;
+    if (status == HT_OK) status = encode_runs(&work, t, text, bytes);
+    for (int64_t i = 0; i < work.count && i < work.room; i++) work.tokens[i]++;
+    s->count += work.count;
+    hti_bpe_end(&work);
+    return status == HT_OK;
+}
+
+/* ---- both ---- */
+
+static int encode_part(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
+    return t->bpe ? encode_words(s, t, text, bytes) : encode_pieces(s, t, text, bytes);
+}
+
+static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+/* The end of a part of a text, where a run ends in any case: a line's end, or before the space
+ * between two letters. */
+static size_t part_end(const ht_tokenizer *t, const char *text, size_t bytes, size_t least) {
+    const char *stop = least < bytes && !t->bpe ? memchr(text + least, '\n', bytes - least) : NULL;
+    if (stop) return (size_t)(stop - text) + 1;
+    for (size_t i = least; t->bpe && t->bpe->cuts && i + 1 < bytes; i++)
+        if (i > 0 && text[i] == ' ' && is_letter(text[i - 1]) && is_letter(text[i + 1])) return i;
+    return bytes;
 }
 
 /* Parts of a text side by side, with the tokens that the whole would have. A text never has more
@@ -242,12 +320,13 @@ static ht_status encode(sink *s, const ht_tokenizer *t, const char *text, size_t
         sinks[parts] = (sink){s->tokens + from, s->room - (int64_t)from, 0};
         if (size >= bytes) sinks[parts] = *s;
         parts++;
-        starts[parts] = parts == PARTS ? bytes : from + part_end(text + from, bytes - from, size);
+        starts[parts] =
+            parts == PARTS ? bytes : from + part_end(t, text + from, bytes - from, size);
     }
 #pragma omp parallel for schedule(dynamic) num_threads(t->ctx->threads) reduction(&& : good)
     for (int i = 0; i < parts; i++)
         good = encode_part(&sinks[i], t, text + starts[i], starts[i + 1] - starts[i]) && good;
-    CHECK(t->ctx, good, HT_NOMEM, "SentencePiece could not encode a text of %zu bytes", bytes);
+    CHECK(t->ctx, good, HT_NOMEM, "a text of %zu bytes could not be made tokens", bytes);
     for (int i = 0; i < parts; i++) {
         int32_t *to = s->tokens + s->count;
         if (parts > 1) memmove(to, sinks[i].tokens, sizeof *to * (size_t)sinks[i].count);
@@ -256,22 +335,16 @@ static ht_status encode(sink *s, const ht_tokenizer *t, const char *text, size_t
     return HT_OK;
 }
 
-#endif
-
 ht_status ht_tokenizer_encode(const ht_tokenizer *t, const char *text, size_t bytes,
                               int32_t *tokens, int64_t room, int64_t *count) {
     NEED(t);
     sink s = {tokens, room, 0};
     CHECK(t->ctx, (text || !bytes) && count && (tokens || room == 0), HT_INVALID,
           "ht_tokenizer_encode: NULL pointer");
-#ifdef HTI_SENTENCEPIECE
-    if (t->model)
+    if (t->starts)
         TRY(encode(&s, t, text, bytes));
     else
         emit_bytes(&s, t, text, bytes);
-#else
-    emit_bytes(&s, t, text, bytes);
-#endif
     *count = s.count;
     return HT_OK;
 }

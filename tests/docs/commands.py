@@ -76,13 +76,14 @@ def write_npy(path, shape, numbers, kind="<f4"):
     path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + data)
 
 
-def prepare(work):
+def prepare(work, root):
     """The files that the pages speak of."""
     lines = ["%d\t%s" % (i % 2, ["good", "bad"][i % 2] * 3) for i in range(80)]
     for name in ("mail.tsv", "more.tsv", "imdb-train.tsv"):
         (work / name).write_text("\n".join(lines) + "\n")
     for name in ("mail.csv", "more.csv"):
         (work / name).write_text("label,text\n" + "\n".join(lines).replace("\t", ",") + "\n")
+    shutil.copy(root / "tests/fuzz/seeds/bpe/a_bytes", work / "tokenizer.json")
     (work / "books").mkdir()
     for name in ("books/one.txt", "more.txt"):
         (work / name).write_text("the cat sat on the mat. " * 120)
@@ -136,7 +137,7 @@ def main():
     used = set()
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
-        prepare(work)
+        prepare(work, root)
         # runs that the pages name without making them
         for name in ("demo", "other"):
             run(program, root, work, "htransformer train --run " + name)

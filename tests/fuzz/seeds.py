@@ -218,6 +218,24 @@ def sentencepiece():
     put("sentencepiece", a_unigram=model(1), bpe=model(2))
 
 
+def bpe():
+    """tokenizer.json: a letter per byte, or U+2581 for a space and bytes such as <0x41>."""
+    def write(vocab, merges, **rest):
+        return json.dumps({**rest, "model": {"type": "BPE", "vocab": vocab, "merges": merges}},
+                          ensure_ascii=False, separators=(",", ":"))
+    seen = [b for b in range(256) if 33 <= b <= 126 or (b >= 161 and b != 173)]
+    rest = [b for b in range(256) if b not in seen]
+    letters = {**{chr(b): b for b in seen}, **{chr(256 + i): b for i, b in enumerate(rest)}}
+    words = {"th": 256, "\u0120c": 257, "the": 258, "<end>": 259}
+    put("bpe", a_bytes=write({**letters, **words}, ["t h", "\u0120 c", "th e"],
+                             added_tokens=[{"id": 259, "content": "<end>", "special": True}],
+                             pre_tokenizer={"type": "ByteLevel"}),
+        marks=write({**{"<0x%02X>" % b: b for b in range(256)}, "\u2581": 256, "a": 257,
+                     "\u2581a": 258}, [["\u2581", "a"]], normalizer={
+                         "type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+                    pre_tokenizer={"type": "Metaspace"}))
+
+
 def lines():
     put("words", a_train="\0--run\nr\n--data\nx\n--steps=3\n--rate\n1e-3\n",
         other="\0--lr=1e-3\n--batch_size\n4\n", ints="\x09--length\n64,128\n--quiet\n",
@@ -233,4 +251,5 @@ rows()
 images()
 pictures()
 sentencepiece()
+bpe()
 lines()
