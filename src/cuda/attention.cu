@@ -6,6 +6,7 @@
 #include "cuda/full/full.h"
 #include "cuda/hier.h"
 #include "cuda/open/open.h"
+#include "cuda/open/tiles.h"
 
 #include <string.h>
 
@@ -153,6 +154,15 @@ static size_t layout_opened(hti_open_args *o, void *base, const ht_attention_des
     return carved(&c);
 }
 
+static size_t layout_open_tiles(hti_open_tiles *o, void *base, const ht_attention_desc *d,
+                                int has_key_mask) {
+    hti_carver c = carver_at(base);
+    o->a.cu = c.take<int32_t>(o->a.sequences + 1);
+    o->a.kn = c.take<float>(o->a.clusters);
+    hti_open_tiles_carve(&c, o, d, has_key_mask);
+    return carved(&c);
+}
+
 static void at_least(size_t *need, size_t bytes) {
     if (*need < bytes) *need = bytes;
 }
@@ -196,6 +206,11 @@ static void need_opened(const ht_attention_desc *desc, ht_attention_need *need) 
     at_least(&need->scratch_forward, layout_opened(&o, NULL, desc, 0));
     set_shape(&o.a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
     at_least(&need->scratch_backward, layout_opened(&o, NULL, desc, 1));
+    if (!hti_family_plans(HTI_OPEN_TILES, desc)) return;
+    hti_open_tiles t = {};
+    set_shape(&t.a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
+    at_least(&need->scratch_forward, layout_open_tiles(&t, NULL, desc, 1));
+    at_least(&need->saved, hti_open_tiles_saved(desc));
 }
 
 void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *desc,
@@ -297,6 +312,18 @@ static ht_status opened_forward(ht_context *ctx, const hti_attention_call *call)
     return hti_open_forward(ctx, o, bf16);
 }
 
+static ht_status open_tiles_forward(ht_context *ctx, const hti_attention_call *call) {
+    hti_open_tiles o = {};
+    set_shape(&o.a, call->desc, call->sequences, call->length, call->rows);
+    layout_open_tiles(&o, call->scratch, call->desc, call->key_mask != NULL);
+    set_tensors(&o.a, call);
+    o.chosen = hti_open_tiles_chosen(o.a);
+    if (o.a.cu) TRY(hti_cuda_upload(ctx, (int32_t *)o.a.cu, call->cu_seqlens, call->sequences + 1));
+    TRY(hti_open_tiles_prepare(ctx, o));
+    return hti_open_tiles_forward(ctx, o);
+}
+
+/* The choice is the one that forward has made. */
 static ht_status opened_backward(ht_context *ctx, const hti_attention_call *call) {
     hti_open_args o = {};
     int bf16 = call->desc->dtype == HT_BF16;
@@ -305,6 +332,10 @@ static ht_status opened_backward(ht_context *ctx, const hti_attention_call *call
     set_tensors(&o.a, call);
     TRY(prepare(ctx, o.a, call, bf16));
     TRY(hti_cuda_restrict(ctx, o.a, bf16));
+    if (family_of(ctx, call, 0) == HTI_OPEN_TILES) {
+        o.chosen = hti_open_tiles_chosen(o.a);
+        o.words = hti_open_words(call->desc);
+    }
     return hti_open_backward(ctx, o, bf16);
 }
 
@@ -319,6 +350,7 @@ ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *
     }
     if (by == HTI_TUNED) return hti_hier_forward(ctx, call);
     if (by == HTI_FINE) return hti_fine_forward(ctx, call);
+    if (by == HTI_OPEN_TILES) return open_tiles_forward(ctx, call);
     if (by == HTI_OPENED) return opened_forward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
     if (by == HTI_TILES) {

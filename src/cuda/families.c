@@ -41,7 +41,15 @@ typedef struct row {
     int own_dims;          /* its dims are what it is for: others do not miss it */
 } row;
 
-enum { CHUNKS = 1, REACH = 2, TOWER_MEMORY = 4, NARROW_FITS = 8, TILES_FIT = 16, HEADS_FIT = 32 };
+enum {
+    CHUNKS = 1,
+    REACH = 2,
+    TOWER_MEMORY = 4,
+    NARROW_FITS = 8,
+    TILES_FIT = 16,
+    HEADS_FIT = 32,
+    SLOTS_FIT = 64
+};
 enum { TOWER_BYTES = 220 * 1024 };
 
 #define LEVELS (BIT(HT_HIERARCHICAL) | BIT(HT_LOCAL))
@@ -129,6 +137,19 @@ static const row rows[] = {
      .fits = HEADS_FIT,
      .backward = 1,
      .back_options = BIAS},
+    {.name = "opening tiles",
+     .family = HTI_OPEN_TILES,
+     .kinds = BIT(HT_HIERARCHICAL),
+     .queries = BIT(HT_QUERY_FINE),
+     .dtypes = BIT(HT_BF16),
+     .dims = {32, 64, 128},
+     .block_step = 16,
+     .block_most = 128,
+     .options = BIAS | GROUPED | OPEN,
+     .required = OPEN,
+     .positive_scale = 1,
+     .aligned = 1,
+     .fits = TILES_FIT | SLOTS_FIT},
     {.name = "opened",
      .family = HTI_OPENED,
      .kinds = BIT(HT_HIERARCHICAL),
@@ -246,6 +267,16 @@ static int scale(const row *r, const subject *s) {
     return 1;
 }
 
+/* What a row may open, and where it looks for it. */
+static int opening(const row *r, const subject *s) {
+    int64_t slots = hti_open_slots(s->d);
+    if (!(r->fits & SLOTS_FIT)) return 1;
+    NEEDS(s->d->open_peek == 1, "open_peek is %lld, not 1", (long long)s->d->open_peek);
+    NEEDS(slots <= HTI_OPEN_SLOTS, "a row may have %lld candidates at a level, more than %d",
+          (long long)slots, HTI_OPEN_SLOTS);
+    return 1;
+}
+
 /* ---- of a call ---- */
 
 static int length(const row *r, const subject *s) {
@@ -326,7 +357,8 @@ static int memory(const row *r, const subject *s) {
 }
 
 typedef int condition(const row *r, const subject *s);
-static condition *const of_plan[] = {kind, query, direction, dtype, dims, block, options, scale};
+static condition *const of_plan[] = {kind,  query,   direction, dtype,  dims,
+                                     block, options, scale,     opening};
 static condition *const of_call[] = {length, aligned, grids, memory};
 enum { PLAN = sizeof of_plan / sizeof *of_plan, CALL = sizeof of_call / sizeof *of_call };
 

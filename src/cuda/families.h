@@ -15,6 +15,7 @@ typedef enum hti_family {
     HTI_FINE,       /* tower/fine_forward.cu, forward only */
     HTI_TILES,      /* tile/ */
     HTI_FULL,       /* full/ */
+    HTI_OPEN_TILES, /* open/tiles*.cu, forward only */
     HTI_OPENED,     /* open/: all that opens clusters */
     HTI_GENERIC     /* generic/: everything */
 } hti_family;
@@ -51,6 +52,12 @@ static inline int hti_chunks_fit(int64_t rows, int64_t sequences, int packed) {
  * sequences than for rows. */
 enum { HTI_NARROW_GROUP = 16, HTI_NARROW_LEVELS = 12, HTI_NARROW_APART = 8 };
 int hti_narrow_keeps(const ht_attention_desc *desc);
+
+/* Candidates that a row may have at a level when clusters are opened; most on tensor cores. */
+enum { HTI_OPEN_SLOTS = 128 };
+static inline int64_t hti_open_slots(const ht_attention_desc *d) {
+    return (d->causal ? d->block : d->block + d->block / 2) + 2 * d->open;
+}
 
 enum { HTI_FULL_BLOCK = 128 }; /* kind full with a bias: its tables fit beside the tiles */
 

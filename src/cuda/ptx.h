@@ -42,6 +42,13 @@ DEVICE void mma8(float c[4], uint32_t a0, uint32_t a1, uint32_t b0) {
         : "r"(a0), "r"(a1), "r"(b0));
 }
 
+/* Rows become columns in a matrix of 8 x 8: lane 4 i + j has columns 2 j, 2 j + 1 of row i. */
+DEVICE uint32_t matrix_across(uint32_t x) {
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 /* ---- shared memory ---- */
 
 DEVICE uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }

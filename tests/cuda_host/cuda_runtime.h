@@ -169,6 +169,12 @@ static inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static inline int __ffs(int x) { return __builtin_ffs(x); }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
+    uint64_t both = (uint64_t)y << 32 | x;
+    unsigned z = 0;
+    for (int i = 0; i < 4; i++) z |= (unsigned)(both >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
+    return z;
+}
 static inline unsigned __umulhi(unsigned x, unsigned y) {
     return (unsigned)((uint64_t)x * y >> 32);
 }

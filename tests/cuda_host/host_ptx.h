@@ -54,6 +54,19 @@ static inline void mma8(float c[4], uint32_t a0, uint32_t a1, uint32_t b0, HOST_
     host_mma<1>(c, a, &b0, "mma8", at);
 }
 
+static inline void host_across(host::slot *all, uint32_t mask) {
+    uint16_t row[8][8];
+    if (mask != ~0u) host::fault("a matrix needs all lanes, %08x are there", mask);
+    for (int lane = 0; lane < 32; lane++) memcpy(&row[lane / 4][2 * (lane % 4)], all[lane].word, 4);
+    for (int lane = 0; lane < 32; lane++) {
+        uint32_t low = row[2 * (lane % 4)][lane / 4], high = row[2 * (lane % 4) + 1][lane / 4];
+        all[lane].word[0] = low | high << 16;
+    }
+}
+static inline uint32_t matrix_across(uint32_t x, HOST_LINE) {
+    return host::meet("movmatrix", ~0u, host::brought(x), host_across, at)->word[0];
+}
+
 /* ---- shared memory ---- */
 
 static inline uint32_t shared_address(const void *p) { return host::shared_address(p); }

@@ -103,7 +103,7 @@ static __global__ void __launch_bounds__(32 * HTI_OPEN_WARPS)
             bool above = o.level >= o.leaf_level && o.level + 1 < levels;
             int opened = above ? o.above.count[at] : 0;
             queue u = queue_of(a, r.p, o.level, r.row, o.above.list + at * o.open, opened);
-            verdict v = choose<T>(o, r.p, r.own, r.kv_head, o.level, u, order);
+            verdict v = settle<T>(o, r.p, r.own, r.head, o.level, r.row, u, order);
             for (int x0 = 0; x0 < u.count; x0 += 32) {
                 int x = x0 + lane_id();
                 uint32_t mine = x < u.count ? order[x] : 0;

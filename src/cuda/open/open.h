@@ -29,11 +29,13 @@ typedef struct hti_open_args {
     int warps;       /* at work in one launch */
     uint32_t *order; /* [warps][most] scores as integers in the same order */
     int *lists;      /* [warps][2][open] */
-    hti_opened now, above; /* backward: this launch's level, and the one above it */
-    int *cursor;           /* [q_heads][stride] */
-    int64_t stride;        /* room for the clusters of any level, and one more */
-    float *dk0, *dv0;      /* [kv_heads][rows][dim] gradients of opened rows */
-    int level;             /* of this launch */
+    hti_opened now, above;  /* backward: this launch's level, and the one above it */
+    int *cursor;            /* [q_heads][stride] */
+    int64_t stride;         /* room for the clusters of any level, and one more */
+    float *dk0, *dv0;       /* [kv_heads][rows][dim] gradients of opened rows */
+    const uint32_t *chosen; /* what forward chose: see tiles.h; NULL: choose again */
+    int words;
+    int level; /* of this launch */
 } hti_open_args;
 
 /* Scratch of the largest call, or the carving of this one's (base is aligned). */

@@ -273,6 +273,31 @@ DEVICE verdict choose(const hti_open_args &o, const place &p, const own_shared &
     return v;
 }
 
+/* The choice that forward wrote down, a bit per candidate: 2 where opened, else 1. */
+DEVICE verdict recall(const hti_open_args &o, const place &p, int head, int level, int row,
+                      const queue &u, uint32_t *order) {
+    int64_t at = hti_cluster_at(o.a, p.start, level);
+    int64_t line = ((level - 1) * (int64_t)o.a.q_heads + head) * o.a.rows + p.start + row;
+    const uint32_t *chosen = o.chosen + line * o.words;
+    int slots = 0;
+    for (int x0 = 0; x0 < u.count; x0 += 32) {
+        int x = x0 + lane_id();
+        bool there = x < u.count && key_count(o.a, p, level, at, candidate(u, x)) > 0;
+        unsigned all = __ballot_sync(ALL_LANES, there);
+        int slot = slots + __popc(all & ((1u << lane_id()) - 1));
+        if (x < u.count) order[x] = there ? 1 + (chosen[slot / 32] >> slot % 32 & 1) : 0;
+        slots += __popc(all);
+    }
+    return {1, 0};
+}
+
+template <typename T>
+DEVICE verdict settle(const hti_open_args &o, const place &p, const own_shared &own, int head,
+                      int level, int row, const queue &u, uint32_t *order) {
+    if (o.chosen) return recall(o, p, head, level, row, u, order);
+    return choose<T>(o, p, own, head / o.a.group, level, u, order);
+}
+
 /* Whether this lane's candidate is opened; ties: how many equal ones still may be. */
 DEVICE bool is_opened(verdict *v, uint32_t mine) {
     unsigned equal = __ballot_sync(ALL_LANES, mine == v->least && mine > 0);

@@ -139,7 +139,7 @@ DEVICE void take_levels(State &f, const hti_open_args &o, const row_of &r, uint3
         int *now = lists + (level & 1) * o.open, *above = lists + (~level & 1) * o.open, count = 0;
         side s = side_of(o.a, r.p, r.kv_head, level, 0);
         queue u = queue_of(o.a, r.p, level, r.row, above, level < o.leaf_level ? 0 : opened);
-        verdict v = choose<T>(o, r.p, r.own, r.kv_head, level, u, order);
+        verdict v = settle<T>(o, r.p, r.own, r.head, level, r.row, u, order);
         for (int x0 = 0; x0 < u.count; x0 += 32) {
             int x = x0 + lane_id();
             uint32_t mine = x < u.count ? order[x] : 0;
