@@ -95,7 +95,7 @@ sees_races() {
 }
 if sees_races >"$log" 2>&1; then
     build_in build-tsan -DCMAKE_C_COMPILER=clang -DHT_CUDA=OFF -DHT_SANITIZE=thread &&
-        test_in build-tsan -R '^((properties|cache)/cpu:(ref|avx2)|ops$|train$|example)'
+        test_in build-tsan -R '^((properties|cache)/cpu:(ref|avx2)|ops$|train$|families$|example)'
 else
     say "skipping the thread sanitizer: with this clang and OpenMP it sees races where none are"
     skipped=$((skipped + 1))
