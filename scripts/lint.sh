@@ -10,9 +10,10 @@ root=${1:-.}
 python3 scripts/lint.py "$root"
 status=$?
 if clang_format=$(find_clang_format); then
-    unformatted=$(c_files "$root" | while IFS= read -r file; do
-        "$clang_format" --dry-run -Werror --style=file "$file" 2>/dev/null || echo "$file"
-    done)
+    unformatted=$(c_files "$root" |
+        xargs -n 32 -P "$(nproc 2>/dev/null || echo 2)" \
+            "$clang_format" --dry-run -Werror --style=file 2>&1 |
+        sed -n 's/^\([^ :]*\):[0-9]*:[0-9]*: error: .*/\1/p' | sort -u)
     if [ -n "$unformatted" ]; then
         printf '%s\n' "$unformatted" "lint: formatting differs here; scripts/format.sh mends it"
         status=1
