@@ -117,7 +117,8 @@ static void fill_defaults(ht_attention_desc *d) {
     if (d->open_peek == 0) d->open_peek = 1;
 }
 
-ht_status ht_attention_create(ht_attention **out, ht_context *ctx, const ht_attention_desc *desc) {
+ht_status hti_attention_create(ht_attention **out, ht_context *ctx, const ht_attention_desc *desc,
+                               int aligned) {
     CHECK(ctx, out, HT_INVALID, "ht_attention_create: out is NULL");
     *out = NULL;
     CHECK(NULL, ctx, HT_INVALID, "ht_attention_create: ctx is NULL");
@@ -134,9 +135,16 @@ ht_status ht_attention_create(ht_attention **out, ht_context *ctx, const ht_atte
     ht_attention *plan = hti_host_alloc(ctx, sizeof *plan);
     CHECK(ctx, plan, HT_NOMEM, "out of memory: %zu bytes for a plan", sizeof *plan);
     *plan = (ht_attention){.ctx = ctx, .desc = d, .need = HT_ATTENTION_NEED_INIT};
-    ctx->ops->attention_need(ctx, &d, &plan->need);
+    if (aligned && ctx->ops->attention_need_aligned)
+        ctx->ops->attention_need_aligned(ctx, &d, &plan->need);
+    else
+        ctx->ops->attention_need(ctx, &d, &plan->need);
     *out = plan;
     return HT_OK;
+}
+
+ht_status ht_attention_create(ht_attention **out, ht_context *ctx, const ht_attention_desc *desc) {
+    return hti_attention_create(out, ctx, desc, 0);
 }
 
 void ht_attention_destroy(ht_attention *plan) {

@@ -12,6 +12,11 @@ struct ht_attention {
     ht_attention_need need;
 };
 
+/* As the public call. aligned: all tensors of all calls, gradients too, lie in steps of 16 bytes;
+ * kernels that take such tensors alone then need no room for others beside them. */
+HTI_SHARED ht_status hti_attention_create(ht_attention **out, ht_context *ctx,
+                                          const ht_attention_desc *desc, int aligned);
+
 /* Checks args against the plan and fills in the call: strides, rows, longest length. slots 0: rows,
  * sequences and length must keep to the plan's maxima; else it is a cache's call, with at most so
  * many sequences. Scratch and saved are copied as they are. */

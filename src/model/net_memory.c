@@ -202,15 +202,11 @@ static ht_status make_plans(hti_net *n) {
     d.max_rows = n->max_rows;
     d.max_sequences = n->max_sequences;
     d.max_length = n->max_length;
-    TRY(ht_attention_create(&n->plan_eval, n->ctx, &d));
-    d.dropout = n->c->attention_dropout;
-    TRY(ht_attention_create(&n->plan, n->ctx, &d));
     /* everything lies on 64-byte lines; heads that do not are a matter of their size alone */
-    if (n->ctx->ops->attention_need_aligned && d.head_dim % 8 == 0) {
-        n->ctx->ops->attention_need_aligned(n->ctx, &n->plan->desc, &n->plan->need);
-        n->ctx->ops->attention_need_aligned(n->ctx, &n->plan_eval->desc, &n->plan_eval->need);
-    }
-    return HT_OK;
+    int aligned = d.head_dim % 8 == 0;
+    TRY(hti_attention_create(&n->plan_eval, n->ctx, &d, aligned));
+    d.dropout = n->c->attention_dropout;
+    return hti_attention_create(&n->plan, n->ctx, &d, aligned);
 }
 
 void hti_model_point(hti_layer_weights *out, const ht_model *m) {

@@ -292,23 +292,22 @@ ht_status ht_trainer_evaluate(ht_trainer *t, const ht_batch *batch, ht_report *o
     return HT_OK;
 }
 
-/* Rows of the device's logits (dtype of the model) as float. */
+/* The device's logits (dtype of the model) as float, so many at a time. */
 static ht_status read_logits(ht_trainer *t, float *out, int64_t count) {
-    hti_net *n = &t->net;
-    if (t->model->dtype == HT_F32)
-        return t->ctx->ops->copy_out(t->ctx, out, n->logits, sizeof *out * (size_t)count);
-    if (t->model->dtype == HT_F64) {
-        for (int64_t i = 0; i < count; i++) {
-            double x;
-            TRY(hti_tensor_read(t->ctx, &x, n->logits, HT_F64, i, 1));
-            out[i] = (float)x;
-        }
-        return HT_OK;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        uint16_t half;
-        TRY(t->ctx->ops->copy_out(t->ctx, &half, (uint16_t *)n->logits + i, sizeof half));
-        out[i] = hti_from_bf16(half);
+    enum { PART = 1024 };
+    union {
+        double wide[PART];
+        uint16_t half[PART];
+    } part;
+    ht_dtype dtype = t->model->dtype;
+    const char *from = t->net.logits;
+    size_t each = hti_bytes(dtype);
+    if (dtype == HT_F32) return t->ctx->ops->copy_out(t->ctx, out, from, each * (size_t)count);
+    for (int64_t k = 0; k < count; k += PART) {
+        int64_t n = count - k < PART ? count - k : PART;
+        TRY(t->ctx->ops->copy_out(t->ctx, &part, from + (size_t)k * each, each * (size_t)n));
+        for (int64_t j = 0; j < n; j++)
+            out[k + j] = dtype == HT_F64 ? (float)part.wide[j] : hti_from_bf16(part.half[j]);
     }
     return HT_OK;
 }
