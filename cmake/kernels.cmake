@@ -70,10 +70,15 @@ if(HT_WITH_CUDA)
   if(nvcc_help MATCHES "--compress-mode")
     set(compress --compress-mode=size)
   endif()
+  # to see whether they compile, where there is no GPU to run them
+  set(quick)
+  if(HT_CUDA_QUICK AND nvcc_help MATCHES "--Ofast-compile")
+    set(quick -Ofc=max)
+  endif()
   foreach(objects ht_cuda_launch ht_cuda_attention ht_cuda_models)
     target_include_directories(${objects} PRIVATE include src)
     # no exceptions and no C++ library: the objects are linked by the C compiler
-    target_compile_options(${objects} PRIVATE -O3 ${compress}
+    target_compile_options(${objects} PRIVATE -O3 ${quick} ${compress}
       -Xcompiler=-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
       -Xcompiler=-Wall,-Wextra,-Wshadow)
     if(HT_WERROR)
@@ -90,7 +95,11 @@ if(HT_WITH_CUDA)
     message(STATUS "cuBLASLt: not found; no models on CUDA")
   endif()
   set(kernel_libraries CUDA::cudart_static)
-  message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, for ${CMAKE_CUDA_ARCHITECTURES}")
+  set(slow)
+  if(quick)
+    set(slow "; compiled quickly, slow to run (HT_CUDA_QUICK)")
+  endif()
+  message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, for ${CMAKE_CUDA_ARCHITECTURES}${slow}")
 else()
   list(APPEND attention_sources src/cuda/none.c) # says "this build has no CUDA"
   list(APPEND models_sources src/cuda/model/none.c)

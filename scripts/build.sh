@@ -10,6 +10,6 @@ need_build
 install_missing
 say_cuda
 say "building into $(pwd)/build"
-cmake -S . -B build -G Ninja -DBUILD_TESTING=OFF "$@"
+cmake -S . -B build -G Ninja -DBUILD_TESTING=OFF -DHT_CUDA_QUICK=OFF "$@"
 cmake --build build
 say "done: $(pwd)/build/htransformer"

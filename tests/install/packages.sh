@@ -32,6 +32,14 @@ for name in htransformer libhtransformer1 libhtransformer-dev libhtransformer-mo
 done
 [ "$(ls ./*.deb | wc -l)" = 5 ]
 
+# at_most BYTES PACKAGE: no file of it is larger
+at_most() {
+    dpkg-deb -c "$2_${version}_$arch.deb" | awk -v most="$1" '$3 > most { print $3, $6 }' |
+        none "larger than $1 bytes"
+}
+at_most 30000000 libhtransformer1 # with CUDA for two architectures
+at_most 5000000 htransformer
+
 # each file in one package, and in the right one
 sort ./*.files | uniq -d | none "in two packages"
 grep -q '/bin/htransformer$' htransformer.files
