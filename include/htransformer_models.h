@@ -247,6 +247,10 @@ typedef struct ht_data_info {
 
 /* Reads everything into memory (texts: see memory). A bad line is refused with its number. */
 HT_API ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *desc);
+/* Both parts of a path of which a share is held out (part is not used); the labels are the same in
+ * both. Labelled texts are read once for it, other data once for each part. */
+HT_API ht_status ht_data_open_parts(ht_data **train, ht_data **valid, ht_context *ctx,
+                                    const ht_data_desc *desc);
 HT_API void ht_data_close(ht_data *data);
 HT_API ht_status ht_data_get_info(const ht_data *data, ht_data_info *out);
 /* What was read of labelled texts; of other data zeros. */

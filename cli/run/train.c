@@ -268,26 +268,6 @@ static bool keep_stdin(char *data, const char *run, cli_error *error) {
     return good;
 }
 
-static bool open_part(ht_data **out, ht_context *ctx, const ht_config *config, const places *p,
-                      ht_part part, const ht_tokenizer *tokenizer, const ht_labels *labels,
-                      cli_error *error) {
-    ht_data_desc desc = HT_DATA_DESC_INIT;
-    ht_rows_desc rows = run_rows_desc(&p->rows);
-    bool own = part == HT_PART_VALID && p->valid[0];
-    desc.config = config;
-    desc.part = part;
-    desc.tokenizer = tokenizer;
-    desc.rows = &rows;
-    desc.labels = labels;
-    desc.keep_texts = linear_fits(config);
-    desc.path = own ? p->valid : p->data[0] ? p->data : NULL;
-    desc.papers = p->papers[0] ? p->papers : NULL;
-    desc.holdout = desc.path && !p->valid[0] ? p->holdout : 0;
-    if (part == HT_PART_VALID && desc.path && !own && p->holdout == 0)
-        return true; /* none wanted */
-    return ht_data_open(out, ctx, &desc) == HT_OK || cli_fail(error, "%s", ht_context_error(ctx));
-}
-
 /* ---- the run ---- */
 
 typedef struct run_parts {
@@ -352,16 +332,39 @@ static bool keep_tokenizer(const train_values *v, cli_error *error) {
            (run_path(path, v->run, "tokens.model", error) && run_copy(path, v->tokenizer, error));
 }
 
-/* Both parts; the labels of the first are those of the second and of the model. */
+static bool opened(run_parts *p, ht_status status, cli_error *error) {
+    return status == HT_OK || cli_fail(error, "%s", ht_context_error(p->ctx));
+}
+
+/* Data of its own to validate on, or what is made for it; the labels are those of the first. */
+static bool open_valid(run_parts *p, ht_data_desc *desc, cli_error *error) {
+    const places *at = &p->where;
+    if (desc->path && !at->valid[0]) return true; /* none wanted */
+    if (at->valid[0]) desc->path = at->valid;
+    desc->part = HT_PART_VALID;
+    desc->labels = ht_data_labels(p->train);
+    return opened(p, ht_data_open(&p->valid, p->ctx, desc), error);
+}
+
+/* Both parts; their labels are the model's. */
 static bool open_data(run_parts *p, cli_error *error) {
-    if (!open_part(&p->train, p->ctx, p->config, &p->where, HT_PART_TRAIN, p->tokenizer, NULL,
-                   error))
-        return false;
+    const places *at = &p->where;
+    ht_data_desc desc = HT_DATA_DESC_INIT;
+    ht_rows_desc rows = run_rows_desc(&at->rows);
+    desc.config = p->config;
+    desc.path = at->data[0] ? at->data : NULL;
+    desc.papers = at->papers[0] ? at->papers : NULL;
+    desc.tokenizer = p->tokenizer;
+    desc.rows = &rows;
+    desc.keep_texts = linear_fits(p->config);
+    desc.holdout = desc.path && !at->valid[0] ? at->holdout : 0;
+    int parts = desc.holdout > 0;
+    ht_status status = parts ? ht_data_open_parts(&p->train, &p->valid, p->ctx, &desc)
+                             : ht_data_open(&p->train, p->ctx, &desc);
+    if (!opened(p, status, error)) return false;
     const ht_labels *labels = ht_data_labels(p->train);
-    if (labels && ht_config_set_int(p->config, "classes", ht_labels_count(labels)) != HT_OK)
-        return cli_fail(error, "%s", ht_context_error(p->ctx));
-    return open_part(&p->valid, p->ctx, p->config, &p->where, HT_PART_VALID, p->tokenizer, labels,
-                     error);
+    if (labels) status = ht_config_set_int(p->config, "classes", ht_labels_count(labels));
+    return opened(p, status, error) && (parts || open_valid(p, &desc, error));
 }
 
 /* Steps that go over the items so many times. */

@@ -60,28 +60,27 @@ ht_status hti_data_add_label(ht_data *d, int32_t label) {
 
 /* ---- open and close ---- */
 
+static int is_labelled(const ht_config *c, const char *path) {
+    return c->format == HTI_FORMAT_TSV || (c->format == HTI_FORMAT_LISTOPS && path);
+}
+
 static ht_status fill(ht_data *d, const ht_data_desc *desc) {
-    int64_t zero = 0;
     const ht_config *c = &d->config;
-    d->tokens.ctx = d->starts.ctx = d->labels.ctx = d->ctx;
-    d->papers.ctx = d->names.ctx = d->back.ctx = d->texts.ctx = d->text_ends.ctx = d->ctx;
-    TRY(hti_buffer_add(&d->starts, &zero, sizeof zero));
-    if (c->format == HTI_FORMAT_TEXT)
-        TRY(hti_text_read(d, desc));
-    else if (hti_config_marks(c))
-        TRY(hti_marked_read(d, desc));
-    else if (c->format == HTI_FORMAT_PATHFINDER && !desc->path)
-        TRY(hti_images_make(d, desc));
-    else if (c->format == HTI_FORMAT_IMAGES || c->format == HTI_FORMAT_PATHFINDER)
-        TRY(hti_images_read(d, desc));
-    else if (c->format == HTI_FORMAT_LISTOPS && !desc->path)
-        TRY(hti_listops_make(d, desc));
-    else
-        TRY(hti_labelled_read(d, desc));
+    if (c->format == HTI_FORMAT_TEXT) return hti_text_read(d, desc);
+    if (hti_config_marks(c)) return hti_marked_read(d, desc);
+    if (is_labelled(c, desc->path)) return hti_labelled_read(d, NULL, desc);
+    if (c->format == HTI_FORMAT_LISTOPS) return hti_listops_make(d, desc);
+    if (c->format == HTI_FORMAT_PATHFINDER && !desc->path) return hti_images_make(d, desc);
+    return hti_images_read(d, desc);
+}
+
+/* Of what was read. */
+static ht_status settle(ht_data *d, const ht_data_desc *desc, ht_part part) {
+    const ht_config *c = &d->config;
     const char *name = desc->path ? desc->path : "the data";
     CHECK(d->ctx, d->items > 0 || desc->holdout == 0, HT_INVALID,
           "%s has no items %s when %g of it is held out; hold out a larger or smaller share", name,
-          desc->part == HT_PART_VALID ? "to validate on" : "to train on", desc->holdout);
+          part == HT_PART_VALID ? "to validate on" : "to train on", desc->holdout);
     CHECK(d->ctx, d->items > 0, HT_INVALID, "%s has no items", name);
     if (desc->items > 0 && desc->items < d->items) d->items = desc->items;
     if (hti_config_by_token(c) || d->names.count) return HT_OK;
@@ -104,15 +103,17 @@ static ht_status allocate(ht_data *d) {
     return HT_OK;
 }
 
-ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *given) {
-    CHECK(ctx, out, HT_INVALID, "ht_data_open: out is NULL");
-    *out = NULL;
-    NEED(ctx);
-    ht_data_desc own, *desc = &own;
-    TRY(HTI_TAKE(ctx, ht_data_desc, &own, given));
-    CHECK(ctx, desc->config, HT_INVALID, "ht_data_desc.config is NULL");
-    CHECK(ctx, desc->holdout >= 0 && desc->holdout < 1, HT_INVALID,
-          "holdout must be in [0, 1), got %g", desc->holdout);
+static ht_status take_desc(ht_context *ctx, ht_data_desc *own, const ht_data_desc *given) {
+    TRY(HTI_TAKE(ctx, ht_data_desc, own, given));
+    CHECK(ctx, own->config, HT_INVALID, "ht_data_desc.config is NULL");
+    CHECK(ctx, own->holdout >= 0 && own->holdout < 1, HT_INVALID,
+          "holdout must be in [0, 1), got %g", own->holdout);
+    return HT_OK;
+}
+
+/* With nothing in it. */
+static ht_status begin(ht_data **out, ht_context *ctx, const ht_data_desc *desc) {
+    int64_t zero = 0;
     ht_config config = *desc->config;
     TRY(hti_config_resolve(ctx, &config));
     ht_data *d = hti_host_alloc(ctx, sizeof *d);
@@ -123,14 +124,68 @@ ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *given
     d->classes_asked = desc->config->classes;
     d->rows = (ht_rows_info)HT_ROWS_INFO_INIT;
     d->epoch = -1;
-    ht_status status = fill(d, desc);
-    if (status == HT_OK) status = allocate(d);
-    if (status != HT_OK) {
-        ht_data_close(d);
-        return status;
-    }
+    d->tokens.ctx = d->starts.ctx = d->labels.ctx = ctx;
+    d->papers.ctx = d->names.ctx = d->back.ctx = d->texts.ctx = d->text_ends.ctx = ctx;
     *out = d;
+    return hti_buffer_add(&d->starts, &zero, sizeof zero);
+}
+
+ht_status ht_data_open(ht_data **out, ht_context *ctx, const ht_data_desc *given) {
+    CHECK(ctx, out, HT_INVALID, "ht_data_open: out is NULL");
+    *out = NULL;
+    NEED(ctx);
+    ht_data_desc desc;
+    ht_data *d = NULL;
+    TRY(take_desc(ctx, &desc, given));
+    ht_status status = begin(&d, ctx, &desc);
+    if (status == HT_OK) status = fill(d, &desc);
+    if (status == HT_OK) status = settle(d, &desc, desc.part);
+    if (status == HT_OK) status = allocate(d);
+    if (status == HT_OK)
+        *out = d;
+    else
+        ht_data_close(d);
+    return status;
+}
+
+/* ---- both parts ---- */
+
+static ht_status fill_parts(ht_data **parts, ht_context *ctx, const ht_data_desc *desc) {
+    TRY(begin(&parts[HT_PART_TRAIN], ctx, desc));
+    TRY(begin(&parts[HT_PART_VALID], ctx, desc));
+    TRY(hti_labelled_read(parts[HT_PART_TRAIN], parts[HT_PART_VALID], desc));
+    for (int i = 0; i < 2; i++) {
+        TRY(settle(parts[i], desc, (ht_part)i));
+        TRY(allocate(parts[i]));
+    }
     return HT_OK;
+}
+
+/* One after the other, where they share more than lines. */
+static ht_status open_parts(ht_data **parts, ht_context *ctx, ht_data_desc desc) {
+    desc.part = HT_PART_TRAIN;
+    TRY(ht_data_open(&parts[0], ctx, &desc));
+    desc.part = HT_PART_VALID;
+    if (!desc.labels && is_labelled(&parts[0]->config, desc.path))
+        desc.labels = ht_data_labels(parts[0]);
+    return ht_data_open(&parts[1], ctx, &desc);
+}
+
+ht_status ht_data_open_parts(ht_data **train, ht_data **valid, ht_context *ctx,
+                             const ht_data_desc *given) {
+    CHECK(ctx, train && valid, HT_INVALID, "ht_data_open_parts: train or valid is NULL");
+    *train = *valid = NULL;
+    NEED(ctx);
+    ht_data_desc desc;
+    ht_data *parts[2] = {NULL, NULL};
+    TRY(take_desc(ctx, &desc, given));
+    CHECK(ctx, desc.path && desc.holdout > 0, HT_INVALID,
+          "two parts need a path of which a share is held out, got holdout %g", desc.holdout);
+    int once = is_labelled(desc.config, desc.path) && desc.config->task != HTI_TASK_PAIRS;
+    ht_status status = once ? fill_parts(parts, ctx, &desc) : open_parts(parts, ctx, desc);
+    for (int i = 0; i < 2 && status != HT_OK; i++) ht_data_close(parts[i]);
+    if (status == HT_OK) *train = parts[HT_PART_TRAIN], *valid = parts[HT_PART_VALID];
+    return status;
 }
 
 void ht_data_close(ht_data *d) {

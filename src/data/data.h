@@ -83,7 +83,8 @@ ht_status hti_data_add_ids(ht_data *d, const uint16_t *ids, int64_t count);
 ht_status hti_data_add_label(ht_data *d, int32_t label);
 
 /* One file per kind of data; each fills tokens, starts, labels. */
-ht_status hti_labelled_read(ht_data *d, const ht_data_desc *desc);
+/* valid: what is held out goes there; NULL: desc.part alone is wanted. */
+ht_status hti_labelled_read(ht_data *d, ht_data *valid, const ht_data_desc *desc);
 ht_status hti_text_read(ht_data *d, const ht_data_desc *desc);
 void hti_text_put(ht_data *d, int64_t item); /* a window into the batch */
 ht_status hti_listops_make(ht_data *d, const ht_data_desc *desc);

@@ -14,6 +14,7 @@
 
 typedef struct filler {
     ht_data *data;
+    ht_data *valid; /* takes what is held out; NULL: only one part is wanted */
     const ht_data_desc *desc;
     const hti_names *fixed; /* labels must be of these; NULL: new ones may come */
     hti_names seen;         /* new ones as they came */
@@ -66,11 +67,11 @@ static ht_status keep_text(ht_data *d, hti_cell text) {
     return hti_buffer_add(&d->text_ends, &end, sizeof end);
 }
 
-static ht_status add_texts(filler *f, const hti_cell cell[HTI_COLUMNS]) {
+static ht_status add_texts(filler *f, ht_data *d, const hti_cell cell[HTI_COLUMNS]) {
     int five = cell[HTI_ID].at != NULL;
     if (!cell[HTI_TEXT2].at) {
-        TRY(add_text(f->data, cell[HTI_TEXT]));
-        return f->desc->keep_texts ? keep_text(f->data, cell[HTI_TEXT]) : HT_OK;
+        TRY(add_text(d, cell[HTI_TEXT]));
+        return f->desc->keep_texts ? keep_text(d, cell[HTI_TEXT]) : HT_OK;
     }
     for (int i = 0; i < 2; i++)
         if (five)
@@ -78,7 +79,7 @@ static ht_status add_texts(filler *f, const hti_cell cell[HTI_COLUMNS]) {
         else if (f->desc->papers)
             TRY(add_paper(f, cell[HTI_TEXT + i], (hti_cell){0}));
         else
-            TRY(add_text(f->data, cell[HTI_TEXT + i]));
+            TRY(add_text(d, cell[HTI_TEXT + i]));
     return HT_OK;
 }
 
@@ -102,13 +103,13 @@ static ht_status find_label(filler *f, hti_cell label, int32_t *number) {
 
 static ht_status add_row(void *user, const hti_row *row) {
     filler *f = user;
-    ht_data *d = f->data;
     double share = f->desc->holdout;
     int32_t label;
     TRY(find_label(f, row->cell[HTI_LABEL], &label));
-    if (share > 0 && hti_held_out(f->items++, share) != (f->desc->part == HT_PART_VALID))
-        return HT_OK;
-    TRY(add_texts(f, row->cell));
+    int held = share > 0 && hti_held_out(f->items++, share);
+    if (share > 0 && !f->valid && held != (f->desc->part == HT_PART_VALID)) return HT_OK;
+    ht_data *d = f->valid && held ? f->valid : f->data;
+    TRY(add_texts(f, d, row->cell));
     return hti_data_add_label(d, label);
 }
 
@@ -132,6 +133,11 @@ static ht_status check_labels(const filler *f, const ht_rows_info *info) {
     return HT_OK;
 }
 
+static void renumber(ht_data *d, const int32_t *number) {
+    int32_t *labels = (int32_t *)(void *)d->labels.data;
+    for (int64_t i = 0; i < d->items; i++) labels[i] = number[labels[i]];
+}
+
 /* The labels' numbers are known when all of them are: those in the data so far are arrivals. */
 static ht_status settle_labels(filler *f) {
     ht_data *d = f->data;
@@ -139,8 +145,8 @@ static ht_status settle_labels(filler *f) {
     int32_t *number = hti_host_alloc(d->ctx, sizeof *number * (size_t)f->seen.count);
     CHECK(d->ctx, number, HT_NOMEM, "out of memory: %lld labels", (long long)f->seen.count);
     ht_status status = hti_labels_settle(&d->names, number, &f->seen, d->classes_asked);
-    int32_t *labels = (int32_t *)(void *)d->labels.data;
-    for (int64_t i = 0; i < d->items && status == HT_OK; i++) labels[i] = number[labels[i]];
+    if (status == HT_OK) renumber(d, number);
+    if (status == HT_OK && f->valid) renumber(f->valid, number);
     hti_host_free(d->ctx, number);
     TRY(status);
     hti_labels_list(all, sizeof all, &d->names);
@@ -208,8 +214,15 @@ static ht_status read_rows(filler *f) {
     return settle_labels(f);
 }
 
-ht_status hti_labelled_read(ht_data *d, const ht_data_desc *desc) {
-    filler f = {.data = d, .desc = desc, .seen = {.ctx = d->ctx}};
+/* What is known of all rows. */
+static ht_status share_labels(ht_data *valid, const ht_data *d) {
+    valid->rows = d->rows;
+    valid->config.classes = d->config.classes;
+    return d->names.count ? hti_names_copy(&valid->names, &d->names) : HT_OK;
+}
+
+ht_status hti_labelled_read(ht_data *d, ht_data *valid, const ht_data_desc *desc) {
+    filler f = {.data = d, .valid = valid, .desc = desc, .seen = {.ctx = d->ctx}};
     CHECK(d->ctx, desc->path, HT_INVALID, "labelled texts need a path");
     CHECK(d->ctx, d->config.task != HTI_TASK_LANGUAGE, HT_INVALID,
           "a language model learns from text, not from labelled rows");
@@ -220,6 +233,7 @@ ht_status hti_labelled_read(ht_data *d, const ht_data_desc *desc) {
     if (status == HT_OK && desc->papers)
         status = hti_source_read(d->ctx, desc->papers, read_papers, &f);
     if (status == HT_OK) status = read_rows(&f);
+    if (status == HT_OK && valid) status = share_labels(valid, d);
     hti_papers_free(&f.papers);
     hti_names_free(&f.seen);
     return status;

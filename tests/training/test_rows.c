@@ -607,6 +607,64 @@ static void parts(void **state) {
     assert_memory_equal(tokens[0], tokens[1], sizeof(int32_t) * (size_t)items[0]);
 }
 
+static void same_data(ht_data *a, ht_data *b) {
+    ht_batch x = HT_BATCH_INIT, y = HT_BATCH_INIT;
+    ht_data_info of_a = HT_DATA_INFO_INIT, of_b = HT_DATA_INFO_INIT;
+    ht_rows_info rows[2] = {HT_ROWS_INFO_INIT, HT_ROWS_INFO_INIT};
+    OK(cpu, ht_data_get_info(a, &of_a));
+    OK(cpu, ht_data_get_info(b, &of_b));
+    assert_memory_equal(&of_a, &of_b, sizeof of_a);
+    OK(cpu, ht_data_get_rows(a, &rows[0]));
+    OK(cpu, ht_data_get_rows(b, &rows[1]));
+    assert_int_equal(rows[0].rows, rows[1].rows);
+    assert_string_equal(rows[0].about, rows[1].about);
+    assert_true(hti_names_equal(ht_data_labels(a), ht_data_labels(b)));
+    for (int64_t i = 0; i < of_a.items; i++) {
+        size_t bytes[2];
+        const char *texts[] = {ht_data_text(a, i, &bytes[0]), ht_data_text(b, i, &bytes[1])};
+        assert_int_equal(bytes[0], bytes[1]);
+        assert_memory_equal(texts[0], texts[1], bytes[0]);
+    }
+    OK(cpu, ht_data_next(a, &x));
+    OK(cpu, ht_data_next(b, &y));
+    assert_int_equal(x.sequences, y.sequences);
+    assert_memory_equal(x.cu_seqlens, y.cu_seqlens, sizeof(int32_t) * (size_t)(x.sequences + 1));
+    assert_memory_equal(x.targets, y.targets, sizeof(int32_t) * (size_t)x.sequences);
+    assert_memory_equal(x.tokens, y.tokens, sizeof(int32_t) * (size_t)x.cu_seqlens[x.sequences]);
+}
+
+/* One reading gives both parts; they are those of two. A label may be in one of them alone. */
+static void both_parts(void **state) {
+    (void)state;
+    ht_data *both[2], *one[2];
+    ht_data_desc desc = HT_DATA_DESC_INIT;
+    char text[4096] = "";
+    for (int i = 0; i < 60; i++)
+        sprintf(text + strlen(text), "%s\ttext %d of some\n",
+                i == 7  ? "rare"
+                : i % 2 ? "b"
+                        : "a",
+                i * i);
+    training_write(path, text, strlen(text));
+    desc.config = training_config("{\"batch\":60,\"length\":12}");
+    desc.path = path, desc.holdout = 0.3, desc.keep_texts = 1;
+    OK(cpu, ht_data_open_parts(&both[0], &both[1], cpu, &desc));
+    for (int i = 0; i < 2; i++) {
+        desc.part = (ht_part)i;
+        OK(cpu, ht_data_open(&one[i], cpu, &desc));
+        same_data(both[i], one[i]);
+        ht_data_close(one[i]);
+        ht_data_close(both[i]);
+    }
+    desc.holdout = 0.001; /* nothing is held out */
+    REFUSED(cpu, ht_data_open_parts(&both[0], &both[1], cpu, &desc), HT_INVALID,
+            "no items to validate on");
+    assert_null(both[0]);
+    desc.holdout = 0;
+    REFUSED(cpu, ht_data_open_parts(&both[0], &both[1], cpu, &desc), HT_INVALID, "got holdout 0");
+    REFUSED(cpu, ht_data_open_parts(NULL, &both[1], cpu, &desc), HT_INVALID, "is NULL");
+}
+
 /* ---- folders ---- */
 
 static void folders(void **state) {
@@ -664,7 +722,7 @@ int main(void) {
         cmocka_unit_test(stopping),      cmocka_unit_test(long_line),
         cmocka_unit_test(numbering),     cmocka_unit_test(known_labels),
         cmocka_unit_test(many_labels),   cmocka_unit_test(parts),
-        cmocka_unit_test(folders),
+        cmocka_unit_test(both_parts),    cmocka_unit_test(folders),
     };
     return cmocka_run_group_tests_name("rows", tests, open_all, close_all);
 }
