@@ -283,7 +283,8 @@ HT_API ht_status ht_attention_explain(const ht_attention *plan, const ht_attenti
 
 /* The state of `slots` sequences, each at its own position, for one causal plan without dropout.
  * Hierarchical: 2*block rows of K and V per level and key head, levels made when first needed, no
- * maximum length. Local: 2*block rows. Full: all rows. */
+ * maximum length. Local: 2*block rows. Full: all rows. Opening (open > 0): all rows and all
+ * clusters, 2*L rows. */
 typedef struct ht_cache ht_cache;
 
 HT_API ht_status ht_cache_create(ht_cache **out, const ht_attention *plan, int64_t slots);
@@ -304,7 +305,7 @@ HT_API ht_status ht_cache_reset(ht_cache *cache, int64_t slot); /* back to posit
 HT_API ht_status ht_cache_fork(ht_cache *cache, int64_t to, int64_t from);
 
 /* A slot's state as bytes, to be kept anywhere and loaded into any slot of a cache of an equal
- * plan. */
+ * plan. Of plans that open, open, open_leaf and open_peek may differ. */
 HT_API ht_status ht_cache_save_bytes(const ht_cache *cache, int64_t slot, size_t *bytes);
 HT_API ht_status ht_cache_save(const ht_cache *cache, int64_t slot, void *buffer, size_t bytes);
 HT_API ht_status ht_cache_load(ht_cache *cache, int64_t slot, const void *buffer, size_t bytes);

@@ -48,15 +48,21 @@ static inline int64_t hti_call_base(const hti_attention_call *c, const ht_tensor
 }
 
 /* One level of the decode state, device memory. Cluster c lies at row c mod ring; ring = 2*block
- * (kind full: one level, and the ring holds every row). Level l >= 1 exists once a slot has more
- * than block*2^l rows: before row block*2^l is appended its block 0 is built from the ring of level
- * l - 1. Level 0 keys are stored turned if the plan has rotary. Elements have the plan's dtype at
- * level 0; above it bf16 becomes float. */
+ * (kind full: one level, and the ring holds every row; opening: the ring of level l holds every
+ * cluster, hti_cache_ring). Level l >= 1 exists once a slot has more than block*2^l rows: before
+ * row block*2^l is appended its block 0 is built from the ring of level l - 1. Level 0 keys are
+ * stored turned if the plan has rotary, but plain if it opens: then `near` has the last ones
+ * turned. Elements have the plan's dtype at level 0; above it bf16 becomes float. */
 typedef struct hti_cache_level {
-    void *k;    /* [slots, kv_heads, ring, head_dim] mean of the cluster's valid keys */
-    void *v;    /* [slots, kv_heads, ring, value_dim] mean of its valid values */
-    float *n;   /* [slots, kv_heads, ring] valid rows of the cluster */
-    void *part; /* query first, level >= 1: [slots, q_heads, value_dim + 2] max, sum, numerator */
+    void *k;  /* [slots, kv_heads, ring, head_dim] mean of the cluster's valid keys */
+    void *v;  /* [slots, kv_heads, ring, value_dim] mean of its valid values */
+    float *n; /* [slots, kv_heads, ring] valid rows of the cluster */
+    union {
+        void *
+            part; /* query first, level >= 1: [slots, q_heads, value_dim + 2] max, sum, numerator */
+        void *near; /* opening with rotary, level 0: [slots, kv_heads, 2*block, head_dim] row t at
+                       t mod 2*block, turned */
+    };
     int64_t *cluster; /* query first, level >= 1: [slots, kv_heads] the cluster part belongs to, -1:
                          none */
 } hti_cache_level;
@@ -75,10 +81,22 @@ typedef struct hti_cache_call {
     const int64_t *slots;     /* host [a.sequences] */
     const int64_t *positions; /* host [a.sequences] */
     int levels;               /* levels present */
-    int64_t ring;             /* rows of a ring */
+    int64_t ring;             /* rows of level 0's ring */
     int64_t slot_count;
     hti_cache_level level[HTI_MAX_LEVELS];
 } hti_cache_call;
+
+/* Rows of a level's ring, given those of level 0's. */
+static inline int64_t hti_cache_ring(const ht_attention_desc *desc, int64_t ring, int level) {
+    return desc->open > 0 ? ring >> level : ring;
+}
+
+/* Most clusters that a row of a sequence so long can choose from at a level: those that it meets
+ * there, and two children for each that it opened above. */
+static inline int64_t hti_open_candidates(const ht_attention_desc *desc, int64_t length) {
+    int64_t most = 2 * desc->block + 2 * desc->open;
+    return most < length ? most : length;
+}
 
 typedef struct hti_ops {
     const char *name; /* "cpu:avx2", "cuda": a table of models for the same kernels has the same */

@@ -178,6 +178,8 @@ static void rows_held(void **state) {
         decoder_feed_one(&d, 0, 1);
         int64_t want = 2 * c->block * oracle_levels(&same, t);
         if (c->kind == HT_FULL) want = t;
+        for (int l = 0; l < oracle_levels(&same, t) && c->open > 0; l++)
+            want = (l ? want : 0) + (t >> l);
         if (ht_cache_rows(d.cache, d.slot[0]) != want)
             harness_fail(c, "%d rows are held at position %d, not %d",
                          (int)ht_cache_rows(d.cache, d.slot[0]), (int)t, (int)want);
@@ -317,9 +319,15 @@ static int change_plan(test_case *c, int what) {
     case 5: return c->scale = 100;
     case 6: return c->rotary = 50;
     case 7: return c->bias = 1;
-    case 8: return c->query = HT_QUERY_FIRST + HT_QUERY_FINE - c->query;
-    case 9: return c->kind = HT_FULL;
+    case 8:
+        if (c->open == 0) return c->query = HT_QUERY_FIRST + HT_QUERY_FINE - c->query;
+        c->open = 0;
+        return 1;
+    case 9: c->open = 0; return c->kind = HT_FULL;
     case 10: return c->dtype = HT_F64;
+    case 11:
+        if (c->open > 0 || c->query == HT_QUERY_FIRST) return 0;
+        return c->open = 2;
     default: return 0;
     }
 }
@@ -340,6 +348,31 @@ static void other_plans(void **state) {
         decoder e = decoder_open(env.ctx, &q);
         refused(&e, HT_FORMAT, saved, bytes, "of another plan");
     }
+}
+
+/* The state is the same for every open > 0: it goes on with another one, a larger leaf and a longer
+ * look, as a full pass with these would. */
+static void other_dials(void **state) {
+    problem p, q;
+    reference r;
+    test_case c = *(const test_case *)*state;
+    problem_make(&q, &c);
+    c.open = 4, c.leaf = 4, c.peek = 2;
+    problem_make(&p, &c);
+    p.q = q.q, p.k = q.k, p.v = q.v;
+    reference_make(&r, &q, 0);
+    decoder d = decoder_open(env.ctx, &p);
+    int64_t from = p.c.length / 2, heads = p.c.q_heads, bytes_of = (int64_t)sizeof(double);
+    decoder_feed_one(&d, 0, from);
+    size_t bytes;
+    void *saved = save_slot(&d, d.slot[0], &bytes);
+    decoder e = standing_at(&d, env.ctx, decoder_cache(env.ctx, &q, 1), 0);
+    e.p = &q, e.got = outcome_make(&q);
+    harness_ok(env.ctx, ht_cache_load(e.cache, 0, saved, bytes), &q.c);
+    memcpy(e.got.lse, r.want.lse, (size_t)(from * heads * bytes_of));
+    memcpy(e.got.out, r.want.out, (size_t)(from * heads * p.c.value_dim * bytes_of));
+    feed_all(&e, TOKENS);
+    reference_check(&r, &q, &e.got, PARTS_FORWARD);
 }
 
 /* ---- failures ---------------------------------------------------------------------------- */
@@ -443,16 +476,31 @@ static const test_case one_state[] = {
     CASE(.length = 50, .q_heads = 4, .kv_heads = 2),
 };
 
+/* Clear choices are drawn (test_open.c); bf16 on a grid, whose scores are exact, without masks. */
+static void add_opening(case_list *cases, test_case c) {
+    if (c.dtype == HT_BF16) {
+        if (c.mask != MASK_NONE) return;
+        c.grid = 1, c.scale = 250, c.spread = 1;
+    }
+    cases_add(cases, c);
+}
+
 static void add(const char *name, CMUnitTestFunction run, const test_case *from, size_t n,
                 ht_dtype dtype, int hierarchical) {
     case_list cases = {0};
     for (size_t i = 0; i < n; i++) {
-        for (size_t w = 0; w < case_way_count; w++) {
-            test_case c = from[i];
-            if (!case_ways[w].causal) continue;
-            if (hierarchical && case_ways[w].kind != HT_HIERARCHICAL) continue;
-            c.kind = case_ways[w].kind, c.query = case_ways[w].query, c.causal = 1;
+        for (size_t w = 0; w < case_all_way_count; w++) {
+            test_case c = from[i], way = case_ways[w];
+            if (!way.causal) continue;
+            if (hierarchical && way.kind != HT_HIERARCHICAL) continue;
+            c.kind = way.kind, c.query = way.query, c.causal = 1;
             c.dtype = dtype, c.seed = (int64_t)(i * case_way_count + w + 1);
+            c.open = way.open, c.leaf = i % 3 == 1 ? 2 : way.leaf, c.peek = i % 3 == 2 ? 2 : 0;
+            if (c.open > 0) {
+                add_opening(&cases, c);
+                continue;
+            }
+            c.leaf = c.peek = 0;
             cases_add(&cases, c);
         }
     }
@@ -472,6 +520,14 @@ static void list(void) {
         add("reset is new", reset_is_new, two_slots, COUNT(two_slots), types[t], 0);
         add("rows held", rows_held, one_state, COUNT(one_state), types[t], 0);
         add("failures", failures, two_slots, 1, types[t], 0);
+        test_case c = CASE(.query = HT_QUERY_FINE, .causal = 1, .open = 1000, .length = 150,
+                           .rotary = 100, .q_heads = 2);
+        c.dtype = types[t];
+        harness_add("other dials", other_dials, &c);
+        c = (test_case)CASE(.query = HT_QUERY_FINE, .causal = 1, .open = 300, .length = 620,
+                            .block = 2, .head_dim = 4, .value_dim = 70, .leaf = 1, .gap = -1);
+        c.dtype = types[t], c.grid = 1, c.scale = 250;
+        harness_add("many", long_run, &c); /* more candidates than a block of CUDA holds */
     }
     add("damaged", damaged, one_state, COUNT(one_state), HT_F32, 0);
     add("hostile", hostile, one_state, COUNT(one_state), HT_F32, 0);

@@ -13,7 +13,7 @@ struct ht_cache {
     int64_t *positions; /* [slots] */
     int64_t *order;     /* [2 * slots]: slots and positions of the call at work */
     int levels;         /* levels allocated */
-    int64_t ring;       /* rows per level, slot and key head */
+    int64_t ring;       /* rows of level 0, per slot and key head; see hti_cache_ring */
     hti_cache_level level[HTI_MAX_LEVELS];
 };
 
@@ -29,15 +29,19 @@ typedef struct piece {
     size_t bytes; /* of one slot */
 } piece;
 
+/* ring: rows of level 0 */
 static void pieces_of(piece out[PIECES], const ht_attention_desc *d, hti_cache_level *level,
                       int index, int64_t ring) {
     size_t element = hti_cache_element(d, index), heads = (size_t)d->kv_heads;
     int keeps_parts = d->query == HT_QUERY_FIRST && index > 0;
+    int keeps_near = d->open > 0 && d->rotary_theta > 0 && index == 0;
     size_t part = (size_t)(d->q_heads * (d->value_dim + 2)) * element;
+    if (keeps_near) part = heads * (size_t)(2 * d->block * d->head_dim) * element;
+    ring = hti_cache_ring(d, ring, index);
     out[0] = (piece){&level->k, heads * (size_t)(ring * d->head_dim) * element};
     out[1] = (piece){&level->v, heads * (size_t)(ring * d->value_dim) * element};
     out[2] = (piece){(void **)&level->n, heads * (size_t)ring * sizeof(float)};
-    out[3] = (piece){&level->part, keeps_parts ? part : 0};
+    out[3] = (piece){&level->part, keeps_parts || keeps_near ? part : 0};
     out[4] = (piece){(void **)&level->cluster, keeps_parts ? heads * sizeof(int64_t) : 0};
 }
 
@@ -73,40 +77,56 @@ static int levels_for(const ht_cache *cache, int64_t length) {
     return hti_levels(length, cache->plan.desc.block);
 }
 
-/* Kind full: every slot's rows move into longer rings. */
+/* Does a ring hold all there ever was? */
+static int keeps_all(const ht_attention_desc *d) { return d->kind == HT_FULL || d->open > 0; }
+
+/* A level with a longer ring: what every slot has moves over. */
+static ht_status longer_level(hti_cache_level *out, ht_cache *cache, int index, int64_t ring) {
+    ht_context *ctx = cache->plan.ctx;
+    const ht_attention_desc *d = &cache->plan.desc;
+    piece from[PIECES], to[PIECES];
+    TRY(make_level(out, cache, index, ring));
+    pieces_of(from, d, &cache->level[index], index, cache->ring);
+    pieces_of(to, d, out, index, ring);
+    for (int64_t s = 0; s < cache->slots * d->kv_heads; s++) {
+        for (int i = 0; i < 4 && from[i].bytes; i++) {
+            size_t old = from[i].bytes / (size_t)d->kv_heads,
+                   new = to[i].bytes / (size_t)d->kv_heads;
+            ht_status status = ctx->ops->copy(ctx, (char *)*to[i].at + (size_t)s * new,
+                                              (char *)*from[i].at + (size_t)s * old, old);
+            if (status == HT_OK) continue;
+            free_level(ctx, d, out);
+            return status;
+        }
+    }
+    return HT_OK;
+}
+
+/* All levels at once, or none. */
 static ht_status lengthen(ht_cache *cache, int64_t length) {
     ht_context *ctx = cache->plan.ctx;
     const ht_attention_desc *d = &cache->plan.desc;
     int64_t ring = cache->ring;
     while (ring < length) ring *= 2;
     if (ring == cache->ring) return HT_OK;
-    hti_cache_level longer;
-    TRY(make_level(&longer, cache, 0, ring));
-    piece from[PIECES], to[PIECES];
-    pieces_of(from, d, &cache->level[0], 0, cache->ring);
-    pieces_of(to, d, &longer, 0, ring);
+    hti_cache_level longer[HTI_MAX_LEVELS];
     ht_status status = HT_OK;
-    for (int64_t s = 0; s < cache->slots * d->kv_heads && status == HT_OK; s++) {
-        for (int i = 0; i < 3 && status == HT_OK; i++) {
-            size_t old = from[i].bytes / (size_t)d->kv_heads,
-                   new = to[i].bytes / (size_t)d->kv_heads;
-            status = ctx->ops->copy(ctx, (char *)*to[i].at + (size_t)s * new,
-                                    (char *)*from[i].at + (size_t)s * old, old);
-        }
+    int made = 0;
+    while (made < cache->levels && status == HT_OK) {
+        status = longer_level(&longer[made], cache, made, ring);
+        made += status == HT_OK;
     }
-    if (status != HT_OK) {
-        free_level(ctx, d, &longer);
-        return status;
+    for (int l = 0; l < made; l++) {
+        free_level(ctx, d, status == HT_OK ? &cache->level[l] : &longer[l]);
+        if (status == HT_OK) cache->level[l] = longer[l];
     }
-    free_level(ctx, d, &cache->level[0]);
-    cache->level[0] = longer;
-    cache->ring = ring;
-    return HT_OK;
+    if (status == HT_OK) cache->ring = ring;
+    return status;
 }
 
 /* Room for slots of this length. */
 static ht_status reserve(ht_cache *cache, int64_t length) {
-    if (cache->plan.desc.kind == HT_FULL) TRY(lengthen(cache, length));
+    if (keeps_all(&cache->plan.desc)) TRY(lengthen(cache, length));
     while (cache->levels < levels_for(cache, length)) {
         TRY(make_level(&cache->level[cache->levels], cache, cache->levels, cache->ring));
         cache->levels++;
@@ -121,8 +141,6 @@ static ht_status check_cache(ht_context *ctx, const ht_attention_desc *d, int64_
     CHECK(ctx, d->causal, HT_INVALID, "a cache needs a causal plan, got causal 0");
     CHECK(ctx, d->dropout == 0, HT_INVALID, "a cache needs a plan without dropout, got dropout %g",
           d->dropout);
-    CHECK(ctx, d->open == 0, HT_UNSUPPORTED, "a cache cannot open clusters yet: open is %lld",
-          (long long)d->open);
     int fits = slots >= 1 && hti_mul(&bytes, slots, d->q_heads * 8) &&
                hti_mul(&bytes, bytes, 2 * d->block) &&
                hti_mul(&bytes, bytes, d->head_dim + d->value_dim + 2) && bytes <= INT64_MAX / 8;
@@ -234,8 +252,11 @@ int64_t ht_cache_position(const ht_cache *cache, int64_t slot) {
 
 int64_t ht_cache_rows(const ht_cache *cache, int64_t slot) {
     if (!cache || slot < 0 || slot >= cache->slots) return -1;
-    if (cache->plan.desc.kind == HT_FULL) return cache->positions[slot];
-    return 2 * cache->plan.desc.block * levels_for(cache, cache->positions[slot]);
+    const ht_attention_desc *d = &cache->plan.desc;
+    int64_t position = cache->positions[slot], rows = 0;
+    if (!keeps_all(d)) return 2 * d->block * levels_for(cache, position);
+    for (int l = 0; l < levels_for(cache, position); l++) rows += position >> l;
+    return rows;
 }
 
 /* No cluster's part is known any more. */
@@ -289,8 +310,9 @@ typedef struct header {
 static header header_of(const ht_cache *cache, int64_t position) {
     const ht_attention_desc *d = &cache->plan.desc;
     header h = {.magic = "HTCACHE2", .position = position};
-    /* numbers of before there was AUTO: states that were saved then can still be loaded */
-    h.query = (int64_t)d->query - HT_QUERY_MEAN;
+    /* numbers of before there was AUTO: states that were saved then can still be loaded. A state
+     * for opening has other rows than that of fine alone, but they are the same for any open > 0 */
+    h.query = (int64_t)(d->open > 0 ? HT_QUERY_FINE + 1 : d->query) - HT_QUERY_MEAN;
     h.kind = d->kind, h.dtype = d->dtype, h.has_bias = d->has_bias != 0;
     h.q_heads = d->q_heads, h.kv_heads = d->kv_heads;
     h.head_dim = d->head_dim, h.value_dim = d->value_dim, h.block = d->block;
@@ -298,9 +320,9 @@ static header header_of(const ht_cache *cache, int64_t position) {
     return h;
 }
 
-/* Rows of a ring that a state at this position needs. */
+/* Rows of level 0's ring that a state at this position needs. */
 static int64_t saved_rows(const ht_cache *cache, int64_t position) {
-    return cache->plan.desc.kind == HT_FULL ? position : 2 * cache->plan.desc.block;
+    return keeps_all(&cache->plan.desc) ? position : 2 * cache->plan.desc.block;
 }
 
 /* Bytes of a saved state with its seal, or 0 if they do not fit a size. */
@@ -331,7 +353,7 @@ static ht_status move_slot(const ht_cache *cache, int64_t slot, int64_t position
         pieces_of(held, d, &level, l, cache->ring);
         pieces_of(kept, d, &level, l, saved_rows(cache, position));
         for (int i = 0; i < PIECES; i++) {
-            /* rings are one run per key head; parts and clusters one run */
+            /* rings are one run per key head; the others one run */
             size_t runs = i < 3 ? (size_t)d->kv_heads : 1;
             for (size_t r = 0; r < runs && kept[i].bytes; r++) {
                 char *state =

@@ -44,7 +44,7 @@ typedef struct hti_ref_kernels {
     void (*need)(const ht_context *ctx, const ht_attention_desc *desc, ht_attention_need *need);
     void (*forward)(ht_context *ctx, const hti_attention_call *call);
     void (*backward)(ht_context *ctx, const hti_attention_call *call);
-    size_t (*cache_thread_bytes)(const ht_attention_desc *desc);
+    size_t (*cache_thread_bytes)(const hti_cache_call *call);
     void (*cache_extend)(ht_context *ctx, const hti_cache_call *call);
 } hti_ref_kernels;
 extern const hti_ref_kernels hti_ref_f32, hti_ref_f64;

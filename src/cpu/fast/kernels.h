@@ -73,10 +73,9 @@ ht_status FAST(hti_attention_backward)(ht_context *ctx, const hti_attention_call
 
 size_t FAST(hti_cache_scratch)(const ht_context *ctx, const hti_cache_call *call) {
     hti_arena c = {NULL, 0};
-    double *speed;
-    float *turn;
+    decode_room room;
     if (call->a.desc->dtype != HT_F32) return hti_ref_cache_scratch(ctx, call);
-    return decode_take(&c, call, &speed, &turn);
+    return decode_take(&room, &c, call, ctx->threads);
 }
 
 ht_status FAST(hti_cache_extend)(ht_context *ctx, const hti_cache_call *call) {

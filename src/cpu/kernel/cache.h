@@ -7,7 +7,7 @@
  */
 
 /* Keys scored before their values are summed, and the runs of rows they may come from. */
-enum { DECODE_KEYS = 512, DECODE_RUNS = 2 * HTI_MAX_LEVELS + 4 };
+enum { DECODE_KEYS = 512, DECODE_RUNS = 512 };
 
 /* Multiplications below which threads cost more than they save: between tokens they fall asleep. */
 #define DECODE_ALONE 1e6
@@ -18,8 +18,10 @@ typedef struct decoder {
     const ht_attention_desc *desc;
     int64_t sequence, kv, state; /* state: slot * kv_heads + kv */
     int64_t d, dv, ring, head;
-    const float *turn;   /* rotary: [1 + rows][d] cosines and sines of positions[b] - 1 ... */
-    const double *speed; /* rotary: [d / 2] angle of position 1 */
+    struct opener *opener; /* opening: the thread's (cache_open.h) */
+    float *near;           /* opening with rotary: the ring of turned keys */
+    const float *turn;     /* rotary: [1 + rows][d] cosines and sines of positions[b] - 1 ... */
+    const double *speed;   /* rotary: [d / 2] angle of position 1 */
     float query[HTI_MAX_DIM], key[2][HTI_MAX_DIM];
     /* keys that wait for flush: scores, valid rows, values */
     int64_t keys;
@@ -31,15 +33,23 @@ typedef struct decoder {
     } run[DECODE_RUNS];
 } decoder;
 
-INLINE int64_t ring_row(const decoder *o, int64_t c) { return o->state * o->ring + c % o->ring; }
+INLINE int64_t ring_row(const decoder *o, int level, int64_t c) {
+    int64_t ring = hti_cache_ring(o->desc, o->ring, level);
+    return o->state * ring + (o->desc->open > 0 ? c : c % ring);
+}
 INLINE float *level_k(const decoder *o, int level, int64_t c) {
-    return (float *)o->call->level[level].k + ring_row(o, c) * o->d;
+    return (float *)o->call->level[level].k + ring_row(o, level, c) * o->d;
 }
 INLINE float *level_v(const decoder *o, int level, int64_t c) {
-    return (float *)o->call->level[level].v + ring_row(o, c) * o->dv;
+    return (float *)o->call->level[level].v + ring_row(o, level, c) * o->dv;
 }
 INLINE float *level_n(const decoder *o, int level, int64_t c) {
-    return o->call->level[level].n + ring_row(o, c);
+    return o->call->level[level].n + ring_row(o, level, c);
+}
+
+/* The key of row t as level 0 meets it. */
+INLINE float *near_k(const decoder *o, int64_t t) {
+    return o->near ? o->near + t % (2 * o->desc->block) * o->d : level_k(o, 0, t);
 }
 
 /* ---- appending ---- */
@@ -75,7 +85,7 @@ static void mean_of(float *to, const float *a, const float *b, float na, float n
 static void complete(decoder *o, int level, int64_t c) {
     float na = *level_n(o, level - 1, 2 * c), nb = *level_n(o, level - 1, 2 * c + 1);
     const float *a = level_k(o, level - 1, 2 * c), *b = level_k(o, level - 1, 2 * c + 1);
-    if (level == 1 && o->turn) {
+    if (level == 1 && o->turn && !o->near) {
         plain_key(o, o->key[0], 2 * c);
         plain_key(o, o->key[1], 2 * c + 1);
         a = o->key[0], b = o->key[1];
@@ -100,10 +110,11 @@ static void append(decoder *o, int64_t i, int64_t t, int levels) {
     if (valid) {
         memcpy(to, k.data + i * k.stride, sizeof(float) * (size_t)o->d);
         memcpy(to_v, v.data + i * v.stride, sizeof(float) * (size_t)o->dv);
-        if (o->turn) turn_by(to, to, o->turn + (i + 1) * o->d, o->d, 1);
+        if (o->turn) turn_by(near_k(o, t), to, o->turn + (i + 1) * o->d, o->d, 1);
     } else {
         memset(to, 0, sizeof(float) * (size_t)o->d);
         memset(to_v, 0, sizeof(float) * (size_t)o->dv);
+        if (o->near) memset(near_k(o, t), 0, sizeof(float) * (size_t)o->d);
     }
     for (int l = 1; l < levels && (t + 1) % ((int64_t)1 << l) == 0; l++)
         complete(o, l, ((t + 1) >> l) - 1);
@@ -129,18 +140,31 @@ INLINE void products(const int R, float *s, const float *q, const float *k, int6
     UNROLL for (int r = 0; r < R; r++) s[r] = vf_sum(a[r]);
 }
 
-/* Scores of clusters [from, from + n), which lie one after the other; query cluster c. */
-static void score_run(decoder *o, const float *q, int level, int64_t c, int64_t from, int64_t n) {
-    const float *k = level_k(o, level, from), *count = level_n(o, level, from),
-                *bias = o->call->a.bias;
-    float *s = o->s + o->keys, scale = (float)o->desc->scale;
-    int64_t j = 0, last = 2 * o->desc->block - 1;
-    for (; j + 4 <= n; j += 4) products(4, s + j, q, k + j * o->d, o->d);
-    for (; j < n; j++) products(1, s + j, q, k + j * o->d, o->d);
-    for (j = 0; j < n; j++) {
-        int64_t x = from + j - c; /* kind full clamps the distance */
-        x = x < -last ? -last : least(x, last);
-        s[j] = scale * s[j] + (bias ? bias[(x + last) * o->desc->q_heads + o->head] : 0);
+/* s = scale times the products of q with n rows of k. */
+static void product_run(float *s, const float *q, const float *k, float scale, int64_t n,
+                        int64_t d) {
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) products(4, s + j, q, k + j * d, d);
+    for (; j < n; j++) products(1, s + j, q, k + j * d, d);
+    for (j = 0; j < n; j++) s[j] *= scale;
+}
+
+/* Where the bias of a distance lies; kind full and opening clamp it. */
+INLINE int64_t bias_at(const decoder *o, int64_t x) {
+    int64_t last = 2 * o->desc->block - 1;
+    x = x < -last ? -last : least(x, last);
+    return (x + last) * o->desc->q_heads + o->head;
+}
+
+/* Scores of clusters [from, from + n), which lie one after the other, with keys k; query cluster c.
+ */
+static void score_run(decoder *o, const float *q, const float *k, int level, int64_t c,
+                      int64_t from, int64_t n) {
+    const float *count = level_n(o, level, from), *bias = o->call->a.bias;
+    float *s = o->s + o->keys;
+    product_run(s, q, k, (float)o->desc->scale, n, o->d);
+    for (int64_t j = 0; j < n; j++) {
+        if (bias) s[j] += bias[bias_at(o, from + j - c)];
         o->n[o->keys + j] = count[j];
     }
     o->run[o->runs].v = level_v(o, level, from);
@@ -221,21 +245,43 @@ static void flush(decoder *o, float *state) {
     o->runs = 0;
 }
 
-/* All keys that query cluster c sees at a level, towards `state`. */
-static void see_level(decoder *o, float *state, const float *q, int level, int64_t c) {
-    hti_range r = {0, c + 1};
-    if (o->desc->kind != HT_FULL) r = hti_keys_left(INT64_MAX, o->desc->block, level, 1, c);
+/* Clusters r of a level, towards `state`; query cluster c. */
+static void see_run(decoder *o, float *state, const float *q, int level, int64_t c, hti_range r) {
+    int64_t ring = hti_cache_ring(o->desc, o->ring, level);
     for (int64_t from = r.lo; from < r.hi;) {
-        int64_t n = least(r.hi - from, o->ring - from % o->ring);
+        int64_t n = least(r.hi - from, ring - from % ring);
         n = least(n, DECODE_KEYS - o->keys);
         if (n == 0 || o->runs == DECODE_RUNS) {
             flush(o, state);
             continue;
         }
-        score_run(o, q, level, c, from, n);
+        score_run(o, q, level_k(o, level, from), level, c, from, n);
         from += n;
     }
 }
+
+/* All keys that query cluster c sees at a level, towards `state`. */
+static void see_level(decoder *o, float *state, const float *q, int level, int64_t c) {
+    hti_range r = {0, c + 1};
+    if (o->desc->kind != HT_FULL) r = hti_keys_left(INT64_MAX, o->desc->block, level, 1, c);
+    see_run(o, state, q, level, c, r);
+}
+
+/* Level 0 of row t from the ring of turned keys. */
+static void see_near(decoder *o, float *state, const float *q, int64_t t) {
+    int64_t ring = 2 * o->desc->block;
+    hti_range r = hti_keys_left(INT64_MAX, o->desc->block, 0, 1, t);
+    for (int64_t from = r.lo, n; from < r.hi; from += n) {
+        n = least(least(r.hi - from, ring - from % ring), DECODE_KEYS - o->keys);
+        if (n == 0) {
+            flush(o, state);
+            continue;
+        }
+        score_run(o, q, near_k(o, from), 0, t, from, n);
+    }
+}
+
+#include "cpu/kernel/cache_open.h"
 
 /* ---- one row ---- */
 
@@ -270,8 +316,14 @@ static void attend_row(decoder *o, float *state, const float *q, const float *tu
                        int levels, uint64_t fresh) {
     int first = o->desc->query == HT_QUERY_FIRST;
     int64_t slot = o->state / o->desc->kv_heads;
-    see_level(o, state, turned, 0, t);
-    for (int l = 1; l < levels && !first; l++) see_level(o, state, q, l, t >> l);
+    if (o->near) {
+        see_near(o, state, turned, t);
+    } else {
+        see_level(o, state, turned, 0, t);
+    }
+    if (o->desc->open > 0) descend(o, state, q, t, levels);
+    for (int l = 1; l < levels && !first && o->desc->open == 0; l++)
+        see_level(o, state, q, l, t >> l);
     flush(o, state);
     if (!first || levels == 1) return;
     for (int l = 1; l < levels; l++) {
@@ -332,11 +384,24 @@ static void extend_row(decoder *o, int64_t i, int64_t t) {
 
 /* ---- entries ---- */
 
-/* Scratch: speeds, then for every sequence the angles of its rows and of the one before them. */
-static size_t decode_take(hti_arena *c, const hti_cache_call *call, double **speed, float **turn) {
+/* Scratch: speeds, then for every sequence the angles of its rows and of the one before them;
+ * opening: each thread's candidates. */
+typedef struct decode_room {
+    double *speed;
+    float *turn;
+    char *openers;
+    size_t opener_bytes;
+} decode_room;
+
+static size_t decode_take(decode_room *out, hti_arena *c, const hti_cache_call *call, int threads) {
     int64_t d = call->a.desc->rotary_theta > 0 ? call->a.desc->head_dim : 0;
-    *speed = hti_take(c, d, sizeof(double));
-    *turn = hti_take(c, (call->a.rows + call->a.sequences) * d, sizeof(float));
+    hti_arena one = {NULL, 0};
+    opener probe;
+    out->speed = hti_take(c, d, sizeof(double));
+    out->turn = hti_take(c, (call->a.rows + call->a.sequences) * d, sizeof(float));
+    opener_take(&probe, &one, call);
+    out->opener_bytes = one.used;
+    out->openers = hti_take(c, threads, one.used);
     return c->used;
 }
 
@@ -352,10 +417,14 @@ static void decode_angles(const hti_cache_call *call, double *speed, float *turn
     }
 }
 
-static void extend_unit(const hti_cache_call *call, const double *speed, const float *turn,
-                        int64_t b, int64_t kv) {
+static void extend_unit(const hti_cache_call *call, const decode_room *room, int64_t b,
+                        int64_t kv) {
     const ht_attention_desc *d = call->a.desc;
+    hti_arena own = {room->openers + room->opener_bytes * (size_t)hti_cpu_thread(), 0};
     decoder o;
+    opener mine;
+    opener_take(&mine, &own, call);
+    o.opener = &mine;
     o.call = call;
     o.desc = d;
     o.sequence = b;
@@ -364,9 +433,12 @@ static void extend_unit(const hti_cache_call *call, const double *speed, const f
     o.d = d->head_dim;
     o.dv = d->value_dim;
     o.ring = call->ring;
-    o.speed = speed;
+    o.speed = room->speed;
     o.turn = NULL;
-    if (d->rotary_theta > 0) o.turn = turn + (hti_call_start(&call->a, b) + b) * o.d;
+    o.near = NULL;
+    if (d->rotary_theta > 0) o.turn = room->turn + (hti_call_start(&call->a, b) + b) * o.d;
+    if (d->rotary_theta > 0 && d->open > 0)
+        o.near = (float *)call->level[0].near + o.state * 2 * d->block * o.d;
     o.keys = 0;
     o.runs = 0;
     for (int64_t i = 0; i < hti_call_length(&call->a, b); i++)
@@ -382,20 +454,20 @@ static double decode_work(const hti_cache_call *call) {
     if (d->kind == HT_FULL) seen = most_t;
     if (d->kind == HT_HIERARCHICAL && d->query == HT_QUERY_FINE)
         seen += (double)((call->levels - 1) * d->block);
+    if (d->open > 0) seen += (double)call->levels * (double)hti_open_candidates(d, call->ring);
     return (double)(call->a.rows * d->q_heads) * seen * (double)(d->head_dim + d->value_dim);
 }
 
 static void cache_extend(ht_context *ctx, const hti_cache_call *call) {
     int64_t kv = call->a.desc->kv_heads, units = call->a.sequences * kv;
     hti_arena c = {call->a.scratch, 0};
-    double *speed;
-    float *turn;
-    decode_take(&c, call, &speed, &turn);
-    if (call->a.desc->rotary_theta > 0) decode_angles(call, speed, turn);
+    decode_room room;
+    decode_take(&room, &c, call, ctx->threads);
+    if (call->a.desc->rotary_theta > 0) decode_angles(call, room.speed, room.turn);
     if (decode_work(call) < DECODE_ALONE) {
-        for (int64_t i = 0; i < units; i++) extend_unit(call, speed, turn, i / kv, i % kv);
+        for (int64_t i = 0; i < units; i++) extend_unit(call, &room, i / kv, i % kv);
         return;
     }
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
-    for (int64_t i = 0; i < units; i++) extend_unit(call, speed, turn, i / kv, i % kv);
+    for (int64_t i = 0; i < units; i++) extend_unit(call, &room, i / kv, i % kv);
 }

@@ -287,7 +287,7 @@ static size_t FN(bias_bytes)(const ht_attention_desc *d, int64_t sequences) {
 static size_t FN(thread_layout)(FN(unit) *u, FN(chooser) *ch, char *base,
                                 const ht_attention_desc *d, int64_t length, int backward) {
     size_t used = FN(layout)(u, base, d, length, backward);
-    if (d->open > 0) FN(chooser_layout)(ch, base, &used, d, length);
+    if (d->open > 0) FN(chooser_layout)(ch, base, &used, d, length, length);
     return used;
 }
 

@@ -16,25 +16,33 @@ typedef struct FN(chooser) {
     int64_t *candidate, *child; /* [most] */
     real *score;                /* [most] */
     uint8_t *opened;            /* [most] */
-    FN(part) *part;             /* [length]: parts are disjoint and none is empty */
+    FN(part) *part;             /* [parts]: disjoint, and none is empty */
     int64_t parts;
 } FN(chooser);
 
-/* Most candidates of a level: those that are met there, and two children for each that is opened
- * above. */
-static int64_t FN(most_candidates)(const ht_attention_desc *d, int64_t length) {
-    int64_t most = 2 * d->block + 2 * d->open;
-    return most < length ? most : length;
-}
-
 static void FN(chooser_layout)(FN(chooser) *ch, char *base, size_t *used,
-                               const ht_attention_desc *d, int64_t length) {
-    int64_t most = FN(most_candidates)(d, length), words = (int64_t)(8 / sizeof(real));
+                               const ht_attention_desc *d, int64_t length, int64_t parts) {
+    int64_t most = hti_open_candidates(d, length), words = (int64_t)(8 / sizeof(real));
     ch->candidate = (int64_t *)FN(take)(base, used, most * words);
     ch->child = (int64_t *)FN(take)(base, used, most * words);
     ch->score = FN(take)(base, used, most);
     ch->opened = (uint8_t *)FN(take)(base, used, most);
-    ch->part = (FN(part) *)FN(take)(base, used, length * 2 * words);
+    ch->part = (FN(part) *)FN(take)(base, used, parts * 2 * words);
+}
+
+/* ---- clusters, of a pyramid or of the decode state ---- */
+
+static real FN(count_of)(const FN(unit) *u, int level, int64_t c) {
+    int64_t at = u->first[level] + c;
+    return u->held ? (real)u->held[level].n[at] : u->n[at];
+}
+
+static const real *FN(key_of)(const FN(unit) *u, int level, int64_t c) {
+    return (u->held ? (const real *)u->held[level].k : u->k) + (u->first[level] + c) * u->d;
+}
+
+static const real *FN(value_of)(const FN(unit) *u, int level, int64_t c) {
+    return (u->held ? (const real *)u->held[level].v : u->v) + (u->first[level] + c) * u->dv;
 }
 
 /* ---- scores ---- */
@@ -48,10 +56,9 @@ static real FN(open_score)(const FN(unit) *u, const real *q, int level, int64_t 
     if (hi > u->rows[below]) hi = u->rows[below];
     for (int pass = 0; pass < 2; pass++) {
         for (int64_t b = lo; b < hi; b++) {
-            real n = u->n[u->first[below] + b];
+            real n = FN(count_of)(u, below, b);
             if (n == 0) continue;
-            const real *key = u->k + (u->first[below] + b) * u->d;
-            real s = (real)u->desc->scale * FN(dot)(q, key, u->d);
+            real s = (real)u->desc->scale * FN(dot)(q, FN(key_of)(u, below, b), u->d);
             if (pass == 0) all += n, mean += n * s;
             if (pass == 1) square += n * (s - mean) * (s - mean);
         }
@@ -80,7 +87,7 @@ static void FN(choose)(FN(chooser) *ch, int64_t n, int64_t open) {
 static int64_t FN(add_range)(const FN(unit) *u, int64_t *candidate, int64_t n, int level,
                              hti_range r) {
     for (int64_t c = r.lo; c < r.hi; c++)
-        if (u->n[u->first[level] + c] > 0) candidate[n++] = c;
+        if (FN(count_of)(u, level, c) > 0) candidate[n++] = c;
     return n;
 }
 
@@ -117,7 +124,7 @@ static int64_t FN(settle)(const FN(unit) *u, FN(chooser) *ch, int level, int64_t
     } else if (level == 1 || (int64_t)1 << level <= u->desc->open_leaf) {
         int64_t end = (c + 1) << level < u->length ? (c + 1) << level : u->length;
         for (int64_t j = c << level; j < end; j++)
-            if (u->n[j] > 0) FN(add_part)(ch, 0, j, 0);
+            if (FN(count_of)(u, 0, j) > 0) FN(add_part)(ch, 0, j, 0);
     } else {
         ch->child[children++] = 2 * c;
         if (2 * c + 1 < u->rows[level - 1]) ch->child[children++] = 2 * c + 1;
@@ -132,7 +139,7 @@ static void FN(descend)(const FN(unit) *u, FN(chooser) *ch, const real *q, int64
     ch->parts = 0;
     FN(ranges)(r, u, 0, i);
     for (int64_t j = r[0].lo; j < r[0].hi; j++)
-        if (u->n[j] > 0) FN(add_part)(ch, 0, j, 1);
+        if (FN(count_of)(u, 0, j) > 0) FN(add_part)(ch, 0, j, 1);
     for (int level = u->levels - 1; level > 0; level--) {
         int64_t n = FN(candidates)(u, ch, children, level, i);
         for (int64_t x = 0; x < n; x++)
@@ -147,33 +154,40 @@ static void FN(descend)(const FN(unit) *u, FN(chooser) *ch, const real *q, int64
 /* ---- one row ---- */
 
 static const real *FN(part_key)(const FN(unit) *u, const FN(part) *p) {
-    return p->near ? u->kt + p->c * u->d : u->k + (u->first[p->level] + p->c) * u->d;
+    if (!p->near || !u->kt) return FN(key_of)(u, p->level, p->c);
+    return u->kt + (u->held ? p->c % (2 * u->block) : p->c) * u->d;
 }
 
-static real FN(part_score)(const FN(unit) *u, const FN(part) *p, int64_t i) {
-    const real *q = (p->near ? u->qt : u->q) + i * u->d;
-    return FN(score_of)(u, q, FN(part_key)(u, p), p->c - (i >> p->level));
+/* q: the row's query; qt: as level 0's own rows meet it */
+static real FN(part_score)(const FN(unit) *u, const FN(part) *p, int64_t i, const real *q,
+                           const real *qt) {
+    return FN(score_of)(u, p->near ? qt : q, FN(part_key)(u, p), p->c - (i >> p->level));
+}
+
+/* Row i: maximum, sum and numerator over all that takes part. */
+static void FN(attend_opened)(FN(unit) *u, FN(chooser) *ch, int64_t i, const real *q,
+                              const real *qt, real *max, real *sum, real *acc) {
+    FN(descend)(u, ch, q, i);
+    *max = -(real)INFINITY, *sum = 0;
+    for (int64_t x = 0; x < ch->parts; x++) {
+        u->score[x] = FN(part_score)(u, &ch->part[x], i, q, qt);
+        if (x == 0 || u->score[x] > *max) *max = u->score[x];
+    }
+    for (int64_t x = 0; x < ch->parts; x++) {
+        const FN(part) *p = &ch->part[x];
+        const real *v = FN(value_of)(u, p->level, p->c);
+        real weight = FN(count_of)(u, p->level, p->c) * FN(exp)(u->score[x] - *max);
+        real w = weight * FN(dropout_factor)(u, p->level, i, p->c);
+        *sum += weight;
+        for (int c = 0; c < u->dv; c++) acc[c] += w * v[c];
+    }
 }
 
 static void FN(forward_opened)(FN(unit) *u, FN(chooser) *ch) {
     for (int64_t i = 0; i < u->length; i++) {
         if (u->nq[i] == 0) continue;
-        FN(descend)(u, ch, u->q + i * u->d, i);
-        real max = -(real)INFINITY, sum = 0, *acc = u->acc + i * u->dv;
-        for (int64_t x = 0; x < ch->parts; x++) {
-            u->score[x] = FN(part_score)(u, &ch->part[x], i);
-            if (x == 0 || u->score[x] > max) max = u->score[x];
-        }
-        for (int64_t x = 0; x < ch->parts; x++) {
-            const FN(part) *p = &ch->part[x];
-            int64_t at = u->first[p->level] + p->c;
-            real weight = u->n[at] * FN(exp)(u->score[x] - max);
-            real w = weight * FN(dropout_factor)(u, p->level, i, p->c);
-            sum += weight;
-            for (int c = 0; c < u->dv; c++) acc[c] += w * u->v[at * u->dv + c];
-        }
-        u->max[i] = max;
-        u->sum[i] = sum;
+        FN(attend_opened)(u, ch, i, u->q + i * u->d, u->qt + i * u->d, &u->max[i], &u->sum[i],
+                          u->acc + i * u->dv);
     }
 }
 
@@ -185,7 +199,8 @@ static void FN(grad_part)(FN(unit) *u, const FN(part) *p, int64_t i, real *dbias
     const real *g = u->acc + i * u->dv, *v = u->v + at * u->dv;
     real *dq = u->dq + i * u->d, *dk = u->dk + at * u->d, scale = (real)u->desc->scale;
     if (u->dfar && p->level == 0 && !p->near) dk = u->dfar + p->c * u->d;
-    real weight = u->n[at] * FN(exp)(FN(part_score)(u, p, i) - u->max[i]);
+    real s = FN(part_score)(u, p, i, u->q + i * u->d, u->qt + i * u->d);
+    real weight = u->n[at] * FN(exp)(s - u->max[i]);
     real drop = FN(dropout_factor)(u, p->level, i, p->c);
     real ds = weight * (drop * FN(dot)(g, v, u->dv) - u->sum[i]);
     for (int x = 0; x < u->dv; x++) u->dval[at * u->dv + x] += drop * weight * g[x];

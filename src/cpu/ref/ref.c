@@ -23,7 +23,7 @@ ht_status hti_ref_attention_backward(ht_context *ctx, const hti_attention_call *
 }
 
 size_t hti_ref_cache_scratch(const ht_context *ctx, const hti_cache_call *call) {
-    return (size_t)ctx->threads * kernels(call->a.desc)->cache_thread_bytes(call->a.desc);
+    return (size_t)ctx->threads * kernels(call->a.desc)->cache_thread_bytes(call);
 }
 
 ht_status hti_ref_cache_extend(ht_context *ctx, const hti_cache_call *call) {

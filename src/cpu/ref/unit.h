@@ -30,7 +30,9 @@ typedef struct FN(unit) {
     real *dq, *dk, *dval; /* backward: d, d, dv */
     real *dfar;           /* [length, d] backward of opened rows' keys, rotary only; else NULL */
     real *score;          /* [widest key range] */
-    real *turn;           /* [length, d/2, 2] cosine and sine, rotary only */
+    const hti_cache_level *held; /* decoding: where the levels lie instead, from row first[level]
+                                    on; kt: the last 2*block keys turned, or NULL */
+    real *turn;                  /* [length, d/2, 2] cosine and sine, rotary only */
 } FN(unit);
 
 /* ---- layout: measures with base NULL, carves otherwise ---- */

@@ -8,35 +8,10 @@
  * warps' softmax states meet in shared memory. In query first a coarse level is computed by one
  * warp, only when the row begins a cluster there, and otherwise read from `part`.
  */
-#include "cuda/lane.h"
+#include "cuda/decode/decode.h"
 
 #include <math.h>
 #include <string.h>
-
-static const int WARPS = 8, THREADS = 32 * WARPS, CHUNK = 64, WIDEST = 256;
-
-struct decode_sequence {
-    int64_t position;
-    int32_t start, length; /* first row in the call's tensors, rows to append */
-    int32_t slot;
-};
-
-struct decode_args {
-    hti_cache_level level[HTI_MAX_LEVELS];
-    decode_sequence sequence[CHUNK]; /* of this launch */
-    int first;                       /* number of sequence[0] in the call */
-    int packed;
-    ht_tensor q, k, v, out, lse;
-    const float *bias;
-    const uint8_t *key_mask, *query_mask;
-    int64_t ring;
-    double log2_theta; /* rotary base; 0: none */
-    float scale;
-    int kind, query, block;
-    int q_heads, kv_heads, group;
-    int head_dim, value_dim;
-};
-static_assert(sizeof(decode_args) <= 4096, "kernel arguments may take 4 KiB");
 
 /* One level as the row at work sees it: clusters of the ring from `slot` on. */
 struct seen {
@@ -51,39 +26,12 @@ struct decode_shared {
     float z[WARPS][WIDEST];
 };
 
-/* What a block works on. */
-struct unit {
-    decode_sequence s;
-    int sequence, kv_head;
-    int64_t state; /* slot * kv_heads + kv_head */
-    int64_t ring;
-};
-
-template <typename T>
-DEVICE T *tensor_row(const ht_tensor &t, const decode_args &a, const unit &u, int head,
-                     int64_t row) {
-    int64_t base = a.packed ? u.s.start * t.row_stride : u.sequence * t.batch_stride;
-    return (T *)t.data + base + row * t.row_stride + head * t.head_stride;
-}
-
 template <typename S> DEVICE S *ring_row(void *ring, const unit &u, int64_t cluster, int dim) {
     return (S *)ring + (u.state * u.ring + cluster % u.ring) * dim;
 }
 
 DEVICE float *ring_count(const decode_args &a, const unit &u, int level, int64_t cluster) {
     return a.level[level].n + u.state * u.ring + cluster % u.ring;
-}
-
-/* ---- rotary ---- */
-
-/* Turns of column pair i from one row to the next: theta^(-2i/d) / (2 pi). */
-DEVICE double turns_per_row(const decode_args &a, int i) {
-    return exp2(-2.0 * i / a.head_dim * a.log2_theta) * 0.15915494309189533577;
-}
-
-DEVICE void angle_at(float *c, float *s, double turns, int64_t row) {
-    double part = (double)row * turns;
-    sincospif((float)(2 * (part - rint(part))), s, c);
 }
 
 /* ---- appending ---- */
@@ -214,14 +162,6 @@ DEVICE void look(decode_shared *s, const decode_args &a, const unit &u, int64_t 
     int64_t *cluster = &a.level[l].cluster[u.state];
     s->level[l].fresh = *cluster != c;
     *cluster = c;
-}
-
-/* A warp's softmax so far; every lane knows max and sum, z has the columns lane, lane + 32, ... */
-template <int NC> struct softmax { float max, sum, z[NC]; };
-
-template <int NC> DEVICE void clear(softmax<NC> &state) {
-    state.max = -INFINITY, state.sum = 0;
-    for (int x = 0; x < NC; x++) state.z[x] = 0;
 }
 
 /* `batch` clusters of a ring, from number j of what the row sees at this level: all loads first,
@@ -432,8 +372,8 @@ static __global__ void __launch_bounds__(THREADS)
 /* ---- launching ---- */
 
 size_t hti_cuda_cache_scratch(const ht_context *ctx, const hti_cache_call *call) {
-    (void)ctx, (void)call;
-    return 0;
+    (void)ctx;
+    return call->a.desc->open > 0 ? hti_cuda_open_scratch(call) : 0;
 }
 
 template <typename T>
@@ -462,6 +402,7 @@ static void set_args(decode_args *a, const hti_cache_call *call) {
     a->q_heads = (int)d->q_heads, a->kv_heads = (int)d->kv_heads;
     a->group = a->q_heads / a->kv_heads;
     a->head_dim = (int)d->head_dim, a->value_dim = (int)d->value_dim;
+    if (d->open > 0) hti_cuda_open_args(a, call);
 }
 
 ht_status hti_cuda_cache_extend(ht_context *ctx, const hti_cache_call *call) {
@@ -479,6 +420,10 @@ ht_status hti_cuda_cache_extend(ht_context *ctx, const hti_cache_call *call) {
             a.sequence[i].start = (int32_t)hti_call_start(&call->a, b + i);
             a.sequence[i].length = (int32_t)hti_call_length(&call->a, b + i);
             a.sequence[i].slot = (int32_t)call->slots[b + i];
+        }
+        if (call->a.desc->open > 0) {
+            TRY(hti_cuda_extend_open(ctx, a, count, call->a.desc->dtype));
+            continue;
         }
         TRY(call->a.desc->dtype == HT_BF16 ? launch<__nv_bfloat16>(ctx, a, count)
                                            : launch<float>(ctx, a, count));
