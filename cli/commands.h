@@ -67,7 +67,7 @@ typedef struct cli_opening {
          .max = 1 << 20,                                                                   \
          .help = "a cluster of so many rows is opened to its rows; a power of two"},       \
     {                                                                                      \
-        "open_peek", CLI_INT, offsetof(values, field.peek), "P", "1",                      \
+        "open_peek", CLI_INT, offsetof(values, field.peek), "P", "2",                      \
             .min = -1, .max = 48,                                                          \
             .help = "levels below a cluster that its score looks at; -1 is its mean alone" \
     }

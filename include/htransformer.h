@@ -175,7 +175,7 @@ typedef struct ht_attention_desc {
     int64_t open;          /* query fine: clusters that every row opens per level; 0: none */
     int64_t open_leaf;     /* an opened cluster of at most so many rows takes part row by row; a
                               power of two; 0: 8 */
-    int64_t open_peek;     /* levels below a cluster that its score looks at; 0: the default, 1; -1:
+    int64_t open_peek;     /* levels below a cluster that its score looks at; 0: the default, 2; -1:
                               none, the mean alone */
 } ht_attention_desc;
 #define HT_ATTENTION_DESC_INIT \

@@ -272,10 +272,10 @@ void cases_long(case_list *list, ht_dtype dtype) {
 
 /* How clusters are opened. */
 static const test_case dials[] = {
-    CASE(.open = 1, .leaf = 1),
+    CASE(.open = 1, .leaf = 1, .peek = 1),
     CASE(.open = 2),
     CASE(.open = 3, .leaf = 2, .peek = 2),
-    CASE(.open = 8),
+    CASE(.open = 8, .peek = 1),
     CASE(.open = 4, .leaf = 4, .peek = -1),
     CASE(.open = 5, .leaf = 64, .peek = 48),
     CASE(.open = 1000),

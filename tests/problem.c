@@ -245,7 +245,7 @@ oracle_problem problem_oracle(const problem *p) {
         .leaf = c->leaf ? c->leaf : 8,
         .peek = c->peek < 0 ? 0
                 : c->peek   ? c->peek
-                            : 1,
+                            : 2,
         .scale = (double)c->scale / 1000,
         .rotary = (double)c->rotary,
         .dropout = (double)c->dropout / 100,

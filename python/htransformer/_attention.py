@@ -103,7 +103,7 @@ def refuse_words(others):
 def attention(q, k, v, *, causal=False, mode=None, block=16, kind="hierarchical", scale=None,
               softmax_scale=None, bias=None, key_mask=None, query_mask=None, rotary_theta=None,
               dropout_p=0.0, seed=None, offset=0, cu_seqlens=None, cu_seqlens_host=None, open=0,
-              open_leaf=8, open_peek=1, return_lse=False, layout="blhd", **others):
+              open_leaf=8, open_peek=2, return_lse=False, layout="blhd", **others):
     """Attention whose cost is linear in the length of the sequence, in FlashAttention's layout.
 
     q: (batch, length, heads, head_dim); k and v: (batch, length, kv_heads, ...), kv_heads a
@@ -151,7 +151,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
                                  scale=None, enable_gqa=False, *, mode=None, block=16,
                                  kind="hierarchical", bias=None, key_mask=None, query_mask=None,
                                  rotary_theta=None, seed=None, offset=0, open=0, open_leaf=8,
-                                 open_peek=1, return_lse=False):
+                                 open_peek=2, return_lse=False):
     """torch.nn.functional.scaled_dot_product_attention with a cost linear in the length: the same
     arguments and the same layout, (batch, heads, length, dim); PyTorch tensors or NumPy arrays.
 

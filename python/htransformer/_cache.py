@@ -36,7 +36,7 @@ class Cache:
 
     def __init__(self, slots, heads, head_dim, *, kv_heads=None, value_dim=None, block=16,
                  mode=None, kind="hierarchical", scale=None, softmax_scale=None, rotary_theta=None,
-                 bias=None, open=0, open_leaf=8, open_peek=1, dtype="float32", device="cpu",
+                 bias=None, open=0, open_leaf=8, open_peek=2, dtype="float32", device="cpu",
                  layout="blhd", **others):
         mode = _call.old_mode("Cache()", mode, others)
         o = _call.options(causal=True, mode=mode, block=block, kind=kind, scale=scale,

@@ -86,7 +86,7 @@ def old_mode(function, mode, others):
 
 
 def options(causal=False, mode=None, block=16, kind="hierarchical", scale=None, softmax_scale=None,
-            rotary_theta=None, dropout_p=0.0, open=0, open_leaf=8, open_peek=1, layout="blhd"):
+            rotary_theta=None, dropout_p=0.0, open=0, open_leaf=8, open_peek=2, layout="blhd"):
     scale = one_of(None, scale=scale, softmax_scale=softmax_scale)
     if scale == 0:  # the C library's "default"; from a Python user it is a mistake
         raise InvalidError("scale must not be 0, got %r" % (scale,))

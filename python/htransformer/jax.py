@@ -298,7 +298,7 @@ def _seed_words(seed, dropout):
 
 def attention(q, k, v, *, causal=False, mode=None, block=16, kind="hierarchical", scale=None,
               bias=None, key_mask=None, query_mask=None, rotary_theta=None, dropout_p=0.0,
-              seed=None, offset=0, open=0, open_leaf=8, open_peek=1, return_lse=False,
+              seed=None, offset=0, open=0, open_leaf=8, open_peek=2, return_lse=False,
               layout="blhd"):
     """htransformer.attention for JAX arrays: (batch, length, heads, dim), or (length, heads, dim)
     under jax.vmap. The same arguments, less packed sequences. On the CPU float32 and float64, on a

@@ -114,7 +114,7 @@ static void fill_defaults(ht_attention_desc *d) {
     if (d->max_length == 0) d->max_length = d->max_rows;
     if (d->scale == 0 && d->head_dim > 0) d->scale = 1 / sqrt((double)d->head_dim);
     if (d->open_leaf == 0) d->open_leaf = 8;
-    if (d->open_peek == 0) d->open_peek = 1;
+    if (d->open_peek == 0) d->open_peek = 2;
 }
 
 ht_status hti_attention_create(ht_attention **out, ht_context *ctx, const ht_attention_desc *desc,

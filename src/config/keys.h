@@ -34,7 +34,7 @@
       "clusters that every row opens at each level (query fine): 8 find single far rows; 0: none") \
     X(INT, open_leaf, 8, 1, 1048576, TRAINING, APPLY,                                              \
       "open: a cluster of so many rows is opened to its rows, a power of two")                     \
-    X(INT, open_peek, 1, -1, 48, TRAINING, APPLY,                                                  \
+    X(INT, open_peek, 2, -1, 48, TRAINING, APPLY,                                                  \
       "open: levels below a cluster that its score looks at; -1: its mean alone")                  \
     X(INT, layers, 4, 1, 1000, MODEL, KEEP, "Transformer blocks")                                  \
     X(INT, width, 256, 1, 65536, MODEL, KEEP, "size of the embedding and of the residual stream")  \
