@@ -556,6 +556,10 @@ HT_API ht_status ht_trainer_guess(ht_trainer *trainer, const ht_batch *batch, fl
 /* language: the logits after each token [tokens, vocab] */
 HT_API ht_status ht_trainer_logits(ht_trainer *trainer, const ht_batch *batch, double *out);
 
+/* What the model makes of each sequence, [sequences, width]: of a classifier what its head reads,
+ * behind pooling; of others the mean of the rows behind the final norm. Targets are not used. */
+HT_API ht_status ht_trainer_embed(ht_trainer *trainer, const ht_batch *batch, float *out);
+
 /* What the attention of a layer gets: q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]
  * of the batch's sequences one after the other, rotary positions of all levels already in them.
  * rows: all tokens (`merge` of a sequence are one), and where pool is cls one row in front of each

@@ -3,34 +3,40 @@
     import numpy as np, htransformer
     z = htransformer.attention(q, k, v, causal=True)  # each (batch, length, heads, dim)
 
-docs/python.md has the whole story. PyTorch is optional and only used if its tensors come in;
-HAttention (a torch.nn.Module) and htransformer.jax are made when they are first asked for.
+docs/python.md has the whole story. PyTorch, JAX and Transformers are optional and only used if
+asked for: HAttention (a torch.nn.Module), htransformer.jax, htransformer.transformers, and load and
+train (models, which need htransformer-models) are made when they are first asked for.
 """
 import importlib
 
 from ._attention import (attention, attention_qkvpacked, attention_vjp,
                          scaled_dot_product_attention)
 from ._cache import Cache
-from ._library import (DeviceError, Error, FormatError, InvalidError, LibraryError,
-                       OutOfMemoryError, UnsupportedError, devices, library_path, version)
+from ._library import (DeviceError, DivergedError, Error, FileError, FormatError, InvalidError,
+                       LibraryError, OutOfMemoryError, UnsupportedError, devices, library_path,
+                       version)
 from ._plan import clear_plans, set_num_threads
 
 __version__ = "0.1.0"
 
-__all__ = ["Cache", "DeviceError", "Error", "FormatError", "HAttention", "InvalidError",
-           "LibraryError", "OutOfMemoryError", "UnsupportedError", "attention",
-           "attention_qkvpacked", "attention_vjp", "clear_plans", "devices", "library_path",
-           "scaled_dot_product_attention", "set_num_threads", "version"]
+__all__ = ["Cache", "DeviceError", "DivergedError", "Error", "FileError", "FormatError",
+           "HAttention", "InvalidError", "LibraryError", "Model", "OutOfMemoryError", "Progress",
+           "UnsupportedError", "attention", "attention_qkvpacked", "attention_vjp", "clear_plans",
+           "devices", "library_path", "load", "scaled_dot_product_attention", "set_num_threads",
+           "train", "version"]
+
+_later = {"HAttention": "_module", "Model": "_model", "load": "_model", "Progress": "_train",
+          "train": "_train"}
+_modules = ("jax", "transformers")
 
 
 def __getattr__(name):
-    if name == "HAttention":
-        from ._module import HAttention
-        return HAttention
-    if name == "jax":
+    if name in _later:
+        return getattr(importlib.import_module("htransformer." + _later[name]), name)
+    if name in _modules:
         return importlib.import_module("htransformer." + name)
     raise AttributeError("module 'htransformer' has no attribute %r" % name)
 
 
 def __dir__():
-    return sorted({*globals(), *__all__, "jax"})
+    return sorted({*globals(), *__all__, *_modules})

@@ -39,6 +39,14 @@ class DeviceError(Error, RuntimeError):
     """The device failed."""
 
 
+class FileError(Error, OSError):
+    """A file could not be read or written."""
+
+
+class DivergedError(Error, ArithmeticError):
+    """Training found no finite loss any more."""
+
+
 class LibraryError(Error, ImportError):
     """The shared library was not found, or is another version's."""
 
@@ -46,8 +54,8 @@ class LibraryError(Error, ImportError):
 for _kind in [Error] + Error.__subclasses__():
     _kind.__module__ = "htransformer"  # where users find them
 
-_ERROR_OF_STATUS = {2: InvalidError, 3: OutOfMemoryError, 5: FormatError, 6: UnsupportedError,
-                    7: DeviceError}
+_ERROR_OF_STATUS = {2: InvalidError, 3: OutOfMemoryError, 4: FileError, 5: FormatError,
+                    6: UnsupportedError, 7: DeviceError, 8: DivergedError}
 
 # ---- structs and numbers of htransformer.h -------------------------------------------------------
 

@@ -23,6 +23,14 @@ assert htransformer.attention(x, x, x, causal=True).mean() == 1
 assert "site-packages" in htransformer.library_path(), htransformer.library_path()
 """
 
+MODELS = """
+import htransformer
+assert len("".join(htransformer.load(device="cpu").generate("ROMEO:", 20, endless=True))) == 20
+data = [("sun", "good"), ("rain", "bad")] * 20
+model = htransformer.train(data, run="run", steps=2, layers=1, length=32, device="cpu")
+assert model.predict(["sun"])[0] in model.labels == ["bad", "good"]
+"""
+
 
 def pythons():
     """The oldest and the newest: {version: program}."""
@@ -65,7 +73,7 @@ def check_sizes(wheels, cuda):
             sys.exit("%s: it must be py3-none and of at most %d bytes" % (path, MOST[name][cuda]))
 
 
-def try_in(program, wheels, room, code):
+def try_in(program, wheels, room, codes):
     """One step: pip install. None: no package index."""
     venv = os.path.join(room, "venv")
     made = run(program, "-m", "venv", "--clear", venv)
@@ -77,9 +85,10 @@ def try_in(program, wheels, room, code):
         if "No matching distribution" in done.stderr or "onnection" in done.stderr:
             return None
         sys.exit("pip install: " + done.stderr)
-    done = run(python, "-W", "error", "-c", code, cwd=room)
-    if done.returncode:
-        sys.exit("%s: %s%s" % (program, done.stdout, done.stderr))
+    for code in codes:
+        done = run(python, "-W", "error", "-c", code, cwd=room)
+        if done.returncode:
+            sys.exit("%s: %s%s" % (program, done.stdout, done.stderr))
     return True
 
 
@@ -100,7 +109,7 @@ def main(root, build):
         assert len(wheels) == 2, wheels
         check_sizes(wheels, cuda)
         for version, program in pythons().items():
-            if not try_in(program, wheels, room, ATTENTION):
+            if not try_in(program, wheels, room, (ATTENTION, MODELS)):
                 print("skipped: the package index cannot be reached")
                 return SKIPPED
             print("Python %d.%d: fine" % version)
