@@ -31,10 +31,13 @@ _modules = ("jax", "transformers")
 
 
 def __getattr__(name):
-    if name in _later:
-        return getattr(importlib.import_module("htransformer." + _later[name]), name)
-    if name in _modules:
-        return importlib.import_module("htransformer." + name)
+    try:
+        if name in _later:
+            return getattr(importlib.import_module("htransformer." + _later[name]), name)
+        if name in _modules:
+            return importlib.import_module("htransformer." + name)
+    except ModuleNotFoundError as error:  # help() goes on without it
+        raise AttributeError("htransformer.%s cannot be used here: %s" % (name, error)) from error
     raise AttributeError("module 'htransformer' has no attribute %r" % name)
 
 

@@ -1,5 +1,6 @@
 """The functions users call; each finds the door its arrays belong to."""
 import sys
+from typing import Any, Optional
 
 import numpy
 
@@ -100,10 +101,13 @@ def refuse_words(others):
                 % (name, " and %s" % hint if hint else ", and any kv_heads that divide heads"))
 
 
-def attention(q, k, v, *, causal=False, mode=None, block=16, kind="hierarchical", scale=None,
-              softmax_scale=None, bias=None, key_mask=None, query_mask=None, rotary_theta=None,
-              dropout_p=0.0, seed=None, offset=0, cu_seqlens=None, cu_seqlens_host=None, open=0,
-              open_leaf=8, open_peek=2, return_lse=False, layout="blhd", **others):
+def attention(q: Any, k: Any, v: Any, *, causal: bool = False, mode: Optional[str] = None,
+              block: int = 16, kind: str = "hierarchical", scale: Optional[float] = None,
+              softmax_scale: Optional[float] = None, bias: Any = None, key_mask: Any = None,
+              query_mask: Any = None, rotary_theta: Optional[float] = None, dropout_p: float = 0.0,
+              seed: Any = None, offset: int = 0, cu_seqlens: Any = None,
+              cu_seqlens_host: Any = None, open: int = 0, open_leaf: int = 8, open_peek: int = 2,
+              return_lse: bool = False, layout: str = "blhd", **others: Any) -> Any:
     """Attention whose cost is linear in the length of the sequence, in FlashAttention's layout.
 
     q: (batch, length, heads, head_dim); k and v: (batch, length, kv_heads, ...), kv_heads a
@@ -147,11 +151,13 @@ def attention(q, k, v, *, causal=False, mode=None, block=16, kind="hierarchical"
     return door.attention(a, o, seed, offset, return_lse)
 
 
-def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
-                                 scale=None, enable_gqa=False, *, mode=None, block=16,
-                                 kind="hierarchical", bias=None, key_mask=None, query_mask=None,
-                                 rotary_theta=None, seed=None, offset=0, open=0, open_leaf=8,
-                                 open_peek=2, return_lse=False):
+def scaled_dot_product_attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: Optional[float] = None, enable_gqa: bool = False, *,
+        mode: Optional[str] = None, block: int = 16, kind: str = "hierarchical", bias: Any = None,
+        key_mask: Any = None, query_mask: Any = None, rotary_theta: Optional[float] = None,
+        seed: Any = None, offset: int = 0, open: int = 0, open_leaf: int = 8, open_peek: int = 2,
+        return_lse: bool = False) -> Any:
     """torch.nn.functional.scaled_dot_product_attention with a cost linear in the length: the same
     arguments and the same layout, (batch, heads, length, dim); PyTorch tensors or NumPy arrays.
 
@@ -207,8 +213,9 @@ def _check_like_torch(query, key, enable_gqa):
                            "grouped queries" % (query.shape[1], key.shape[1]))
 
 
-def attention_vjp(q, k, v, *, bias=None, key_mask=None, query_mask=None, cu_seqlens=None, seed=None,
-                  offset=0, return_lse=False, **options):
+def attention_vjp(q: Any, k: Any, v: Any, *, bias: Any = None, key_mask: Any = None,
+                  query_mask: Any = None, cu_seqlens: Any = None, seed: Optional[int] = None,
+                  offset: int = 0, return_lse: bool = False, **options: Any) -> Any:
     """attention() on NumPy arrays with its gradient: returns (result, backward), where
     backward(dout, dlse=None) gives (dq, dk, dv), and dbias as a fourth where there is a bias.
     Arguments as in attention(); nothing may be changed in between. (PyTorch tensors have
@@ -221,8 +228,9 @@ def attention_vjp(q, k, v, *, bias=None, key_mask=None, query_mask=None, cu_seql
     return door.attention_vjp(*prepare(door, a, o, seed, offset), bool(return_lse))
 
 
-def attention_qkvpacked(qkv, *, bias=None, key_mask=None, query_mask=None, cu_seqlens=None,
-                        cu_seqlens_host=None, seed=None, offset=0, return_lse=False, **options):
+def attention_qkvpacked(qkv: Any, *, bias: Any = None, key_mask: Any = None, query_mask: Any = None,
+                        cu_seqlens: Any = None, cu_seqlens_host: Any = None, seed: Any = None,
+                        offset: int = 0, return_lse: bool = False, **options: Any) -> Any:
     """attention() on one fused tensor (batch, length, 3, heads, dim), packed (rows, 3, heads,
     dim), as a projection to q, k and v leaves it; its gradient is one such tensor too. PyTorch
     only; arguments as in attention(), less layout."""

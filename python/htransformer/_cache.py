@@ -3,6 +3,7 @@ import contextlib
 import ctypes
 import sys
 from ctypes import POINTER, byref, c_int64, c_size_t, c_void_p
+from typing import Any, Optional, Sequence
 
 import numpy
 
@@ -34,10 +35,13 @@ class Cache:
     dtype, device              of the tensors to come: "float32", torch.bfloat16; "cpu", "cuda:0"
     """
 
-    def __init__(self, slots, heads, head_dim, *, kv_heads=None, value_dim=None, block=16,
-                 mode=None, kind="hierarchical", scale=None, softmax_scale=None, rotary_theta=None,
-                 bias=None, open=0, open_leaf=8, open_peek=2, dtype="float32", device="cpu",
-                 layout="blhd", **others):
+    def __init__(self, slots: int, heads: int, head_dim: int, *, kv_heads: Optional[int] = None,
+                 value_dim: Optional[int] = None, block: int = 16, mode: Optional[str] = None,
+                 kind: str = "hierarchical", scale: Optional[float] = None,
+                 softmax_scale: Optional[float] = None, rotary_theta: Optional[float] = None,
+                 bias: Any = None, open: int = 0, open_leaf: int = 8, open_peek: int = 2,
+                 dtype: Any = "float32", device: Any = "cpu", layout: str = "blhd",
+                 **others: Any) -> None:
         mode = _call.old_mode("Cache()", mode, others)
         o = _call.options(causal=True, mode=mode, block=block, kind=kind, scale=scale,
                           softmax_scale=softmax_scale, rotary_theta=rotary_theta, open=open,
@@ -77,7 +81,8 @@ class Cache:
         return found
 
     @property
-    def device(self):
+    def device(self) -> str:
+        """Where the state lives."""
         return "cpu" if self._device is None else str(self._device)
 
     @contextlib.contextmanager
@@ -101,8 +106,9 @@ class Cache:
 
     # ---- extending ----
 
-    def extend(self, q, k, v, *, slots=None, key_mask=None, query_mask=None, cu_seqlens=None,
-               return_lse=False):
+    def extend(self, q: Any, k: Any, v: Any, *, slots: Optional[Sequence[int]] = None,
+               key_mask: Any = None, query_mask: Any = None, cu_seqlens: Any = None,
+               return_lse: bool = False) -> Any:
         """Appends rows to sequences and attends with them: row t sees itself and all before it.
 
         q, k and v as in attention(), NumPy arrays or tensors on the cache's device; the sequence b
@@ -152,26 +158,26 @@ class Cache:
             raise InvalidError("slot must be 0 to %d, got %r" % (self.slots - 1, slot))
         return slot
 
-    def position(self, slot=0):
+    def position(self, slot: int = 0) -> int:
         """Rows the slot has seen."""
         return self._lib.ht_cache_position(self._handle, self._slot(slot))
 
-    def rows(self, slot=0):
+    def rows(self, slot: int = 0) -> int:
         """Rows of keys the slot holds per key head."""
         return self._lib.ht_cache_rows(self._handle, self._slot(slot))
 
-    def reset(self, slot=None):
+    def reset(self, slot: Optional[int] = None) -> None:
         """Back to position 0; None: all slots."""
         with self._on_device():
             for s in range(self.slots) if slot is None else [slot]:
                 self._context.call(self._lib.ht_cache_reset, self._handle, s)
 
-    def fork(self, to, source):
+    def fork(self, to: int, source: int) -> None:
         """Slot `to` becomes a copy of slot `source`."""
         with self._on_device():
             self._context.call(self._lib.ht_cache_fork, self._handle, to, source)
 
-    def save(self, slot=0):
+    def save(self, slot: int = 0) -> bytes:
         """The slot's state as bytes, for load() here or in a cache with the same options."""
         size = c_size_t()
         with self._on_device():
@@ -180,7 +186,7 @@ class Cache:
             self._context.call(self._lib.ht_cache_save, self._handle, slot, room, size.value)
         return room.raw
 
-    def load(self, slot, saved):
+    def load(self, slot: int, saved: bytes) -> None:
         """The slot takes on a saved state."""
         saved = bytes(saved)
         with self._on_device():

@@ -9,6 +9,7 @@ import sys
 import threading
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int64
 from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any, Dict, List
 
 from . import _openmp
 
@@ -216,17 +217,17 @@ def check(status, context=None):
     raise _ERROR_OF_STATUS.get(status, Error)(sentence or lib.ht_status_text(status).decode())
 
 
-def version():
+def version() -> str:
     """The library's version, "0.1.0"."""
     return library().ht_version().decode()
 
 
-def library_path():
+def library_path() -> str:
     """The file that was loaded."""
     return library()._name
 
 
-def devices():
+def devices() -> List[Dict[str, Any]]:
     """What the library knows and this machine has: a list of dicts with the keys name, about,
     available (can it run here?) and chosen (this is what "cpu" means here)."""
     lib, found = library(), []

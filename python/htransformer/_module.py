@@ -1,6 +1,8 @@
 """HAttention: a torch.nn.Module that drops in for nn.MultiheadAttention in self-attention."""
+from typing import Any, Optional, Tuple
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import _attention, _call, _library
 from ._cache import Cache
@@ -27,10 +29,13 @@ class HAttention(nn.Module):
     # and computes full attention itself, without calling the module
     _qkv_same_embed_dim = False
 
-    def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, add_bias_kv=False,
-                 add_zero_attn=False, kdim=None, vdim=None, batch_first=False, device=None,
-                 dtype=None, *, causal=False, block=16, mode=None, kind="hierarchical",
-                 rotary_theta=None, scale=None, open=0, relative_bias=False, **others):
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
+                 add_bias_kv: bool = False, add_zero_attn: bool = False,
+                 kdim: Optional[int] = None, vdim: Optional[int] = None, batch_first: bool = False,
+                 device: Any = None, dtype: Any = None, *, causal: bool = False, block: int = 16,
+                 mode: Optional[str] = None, kind: str = "hierarchical",
+                 rotary_theta: Optional[float] = None, scale: Optional[float] = None,
+                 open: int = 0, relative_bias: bool = False, **others: Any) -> None:
         super().__init__()
         _refuse(add_bias_kv, "add_bias_kv is not supported")
         _refuse(add_zero_attn, "add_zero_attn is not supported")
@@ -67,8 +72,10 @@ class HAttention(nn.Module):
         return "%d, num_heads=%d, block=%d, mode=%s, kind=%s, causal=%s" % (
             self.embed_dim, self.num_heads, self.block, self.mode, self.kind, self.causal)
 
-    def forward(self, query, key=None, value=None, key_padding_mask=None, need_weights=False,
-                attn_mask=None, average_attn_weights=True, is_causal=False, cache=None):
+    def forward(self, query: Tensor, key: Optional[Tensor] = None, value: Optional[Tensor] = None,
+                key_padding_mask: Optional[Tensor] = None, need_weights: bool = False,
+                attn_mask: Optional[Tensor] = None, average_attn_weights: bool = True,
+                is_causal: bool = False, cache: Optional[Cache] = None) -> Tuple[Tensor, None]:
         """(output, None), as nn.MultiheadAttention returns with need_weights=False.
 
         query is (length, batch, embed_dim), with batch_first (batch, length, embed_dim), or
@@ -136,7 +143,7 @@ class HAttention(nn.Module):
                     "key_padding_mask, where it is float, must be 0 or -inf")
         return mask if mask.dim() == 2 else mask.unsqueeze(0)
 
-    def new_cache(self, slots, dtype=None):
+    def new_cache(self, slots: int, dtype: Any = None) -> Cache:
         """A decode cache for this module's attention, for `slots` sequences; the learned bias is
         the one of now. Pass it to forward; rows of sequence b continue slot b. dtype: of the
         activations, if not the weights' (autocast)."""

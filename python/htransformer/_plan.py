@@ -25,7 +25,7 @@ _guard = threading.Lock()
 _threads = 0
 
 
-def set_num_threads(threads):
+def set_num_threads(threads: int) -> None:
     """CPU threads of the calls to come; 0: PyTorch's number for tensors, OpenMP's for arrays.
     Results do not depend on it, to the last bit."""
     global _threads
@@ -139,7 +139,7 @@ def keep_recipe(key, made):
             del recipes[next(iter(recipes))]
 
 
-def clear_plans():
+def clear_plans() -> None:
     """Forgets all plans and contexts; a device's memory goes back when nothing uses it."""
     with _guard:
         recipes.clear()

@@ -11,6 +11,7 @@ import functools
 import os
 import struct
 import threading
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
@@ -296,10 +297,12 @@ def _seed_words(seed, dropout):
     return seed if seed.size == 2 else jnp.concatenate([seed, jnp.zeros(1, jnp.uint32)])
 
 
-def attention(q, k, v, *, causal=False, mode=None, block=16, kind="hierarchical", scale=None,
-              bias=None, key_mask=None, query_mask=None, rotary_theta=None, dropout_p=0.0,
-              seed=None, offset=0, open=0, open_leaf=8, open_peek=2, return_lse=False,
-              layout="blhd"):
+def attention(q: Any, k: Any, v: Any, *, causal: bool = False, mode: Optional[str] = None,
+              block: int = 16, kind: str = "hierarchical", scale: Optional[float] = None,
+              bias: Any = None, key_mask: Any = None, query_mask: Any = None,
+              rotary_theta: Optional[float] = None, dropout_p: float = 0.0, seed: Any = None,
+              offset: int = 0, open: int = 0, open_leaf: int = 8, open_peek: int = 2,
+              return_lse: bool = False, layout: str = "blhd") -> Any:
     """htransformer.attention for JAX arrays: (batch, length, heads, dim), or (length, heads, dim)
     under jax.vmap. The same arguments, less packed sequences. On the CPU float32 and float64, on a
     GPU float32 and bfloat16; other narrow ones are computed in float32 and rounded.

@@ -2,8 +2,8 @@
  * XLA's foreign function interface: the attention as custom calls of JAX, on the CPU and on CUDA.
  *
  * What XLA passes is declared here as far as it is used, so that no part of JAX is needed to build
- * this; the sizes that come with every struct are checked, and tests/python/test_jax.py compares
- * all places with the header that JAX has. htransformer/jax.py is the other half.
+ * this; the sizes that come with every struct are checked, and the test of JAX compares all places
+ * with the header that JAX has. htransformer/jax.py is the other half.
  *
  *     ht_jax_forward     q, k, v, seed, then as `has` says: bias, key_mask, query_mask
  *                        -> out, lse, saved

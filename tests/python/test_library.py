@@ -1,4 +1,5 @@
 """The structs of the package against the public header, and how the library is found."""
+import inspect
 import os
 import re
 import subprocess
@@ -100,3 +101,33 @@ def test_devices_have_a_chosen_cpu():
     chosen = [device for device in htransformer.devices() if device["chosen"]]
     assert len(chosen) == 1 and chosen[0]["name"].startswith("cpu:") and chosen[0]["available"]
     assert os.path.basename(htransformer.library_path()).startswith("libhtransformer")
+
+
+def test_public_names_explain_themselves():
+    """dir() has them all, and each says what it is and what it takes, with types."""
+    names = set(htransformer.__all__)
+    assert names | {"jax", "transformers"} <= set(dir(htransformer))
+    for name in sorted(names):
+        try:
+            found = getattr(htransformer, name)
+        except AttributeError as error:
+            assert "cannot be used here: No module named" in str(error)
+            continue
+        assert found.__doc__ and len(found.__doc__) > 10, name
+        functions = [found] if inspect.isfunction(found) else [
+            x for key, x in vars(found).items() if inspect.isfunction(x)
+            and (key == "__init__" or not key.startswith("_"))]
+        for function in functions:
+            hints = [p.annotation for p in inspect.signature(function).parameters.values()
+                     if p.name not in ("self", "_")]
+            assert inspect.Parameter.empty not in hints, (name, function.__name__)
+
+
+def test_what_is_not_installed_is_named():
+    code = ("import sys\n"
+            "for name in ('torch', 'jax', 'transformers'): sys.modules[name] = None\n"
+            "import htransformer\n"
+            "try: htransformer.HAttention\n"
+            "except AttributeError as error: print(error)\n"
+            "import pydoc; assert 'attention_vjp' in pydoc.render_doc(htransformer)")
+    assert "htransformer.HAttention cannot be used here: " in run(code).stdout

@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 ours.register()
 ours.register("htransformer-wide", block=64)
 transformers.logging.set_verbosity_error()
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
 LLAMA = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
          "pad_token_id": 0, "eos_token_id": None, "bos_token_id": 1}
