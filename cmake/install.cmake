@@ -63,9 +63,9 @@ install(TARGETS htransformer RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONE
 if(TARGET htransformer_mpi)
   install(TARGETS htransformer_mpi LIBRARY DESTINATION ${plugin_dir} COMPONENT mpi)
 endif()
-# the small language model that generate uses without a run
-install(FILES models/shakespeare.safetensors DESTINATION ${CMAKE_INSTALL_DATADIR}/htransformer
-  COMPONENT program OPTIONAL)
+# the small language model that generate uses without a run, the encoder that train begins with
+install(FILES models/shakespeare.safetensors models/encoder.safetensors
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/htransformer COMPONENT program OPTIONAL)
 if(TARGET htransformer_pages)
   install(FILES ${PROJECT_BINARY_DIR}/cli/htransformer.1
     DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT program)

@@ -113,23 +113,27 @@ bool run_find(char *out, const char *run, int last, cli_error *error) {
     return there || cli_fail(error, "%s holds no checkpoint of a run", run);
 }
 
-/* ---- the model in the box ---- */
+/* ---- the models in the box ---- */
 
 #define BOX "shakespeare.safetensors"
 
-/* Where it lies: beside the build folder, or where the program was installed. */
-static bool find_box(char *out, cli_error *error) {
-    static const char *const places[] = {"../models/" BOX, "../share/htransformer/" BOX,
-                                         "../../models/" BOX};
+/* Beside the build folder, or where the program was installed. */
+bool run_box(char *out, const char *name) {
+    static const char *const places[] = {"../models", "../share/htransformer", "../../models"};
     char self[4096];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     self[n > 0 ? n : 0] = '\0';
     char *slash = strrchr(self, '/');
     if (slash) *slash = '\0';
     for (int i = 0; i < 3 && slash; i++)
-        if (snprintf(out, 4096, "%s/%s", self, places[i]) < 4096 && access(out, R_OK) == 0)
+        if (snprintf(out, 4096, "%s/%s/%s", self, places[i], name) < 4096 && access(out, R_OK) == 0)
             return true;
-    return cli_fail(error, "RUN is missing, and the model that comes with the program (" BOX
+    return false;
+}
+
+static bool find_box(char *out, cli_error *error) {
+    return run_box(out, BOX) ||
+           cli_fail(error, "RUN is missing, and the model that comes with the program (" BOX
                            ") is not where it should be");
 }
 

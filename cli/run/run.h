@@ -48,6 +48,9 @@ bool run_load(run_model *out, const char *run, int last, const char *device, int
               int *code, cli_error *error);
 void run_close(run_model *m);
 
+/* A model that comes with the program, into out [4096]; false: it is not there. */
+bool run_box(char *out, const char *name);
+
 /* "folder/name" into out [4096]. */
 bool run_path(char *out, const char *folder, const char *name, cli_error *error);
 

@@ -3,6 +3,7 @@
  * and tells.
  */
 #include "base/json.h"
+#include "run/begin.h"
 #include "run/given.h"
 #include "run/linear.h"
 #include "run/progress.h"
@@ -50,7 +51,9 @@ static cli_option options[32 + GIVEN_MOST] = {
     {"epochs", CLI_REAL, offsetof(train_values, epochs), "N", "0", .min = 0, .max = 1e6,
      .help = "as many steps as go over all items N times, instead of --steps; 0: steps says"},
     {"preset", CLI_TEXT, offsetof(train_values, preset), "NAME",
-     .help = "start from these settings; default small-listops, with --data small"},
+     .help =
+         "start from these settings; default small-listops, of labelled texts encoder, of other "
+         "--data small"},
     {"config", CLI_READ, offsetof(train_values, config), "FILE",
      .help = "JSON object of settings, over the preset"},
     {"tokenizer", CLI_READ, offsetof(train_values, tokenizer), "FILE",
@@ -126,8 +129,8 @@ static bool read_config(ht_context *ctx, ht_config *config, const char *path, cl
     return status == HT_OK || cli_fail(error, "%s: %s", path, ht_context_error(ctx));
 }
 
-static bool make_config(ht_context *ctx, ht_config **out, const train_values *v, cli_error *error) {
-    const char *preset = v->preset ? v->preset : v->data ? "small" : "small-listops";
+static bool make_config(ht_context *ctx, ht_config **out, const char *preset, const train_values *v,
+                        cli_error *error) {
     if (v->resume && v->preset)
         return cli_fail(error, "--preset starts a run, --resume goes on with one");
     if (ht_config_create(out, ctx, v->resume ? NULL : preset) != HT_OK)
@@ -271,6 +274,7 @@ static bool keep_stdin(char *data, const char *run, cli_error *error) {
 /* ---- the run ---- */
 
 typedef struct run_parts {
+    begin_words said; /* its preset: the user's, or what was taken instead */
     ht_config *config;
     places where;
     ht_context *ctx;
@@ -280,6 +284,7 @@ typedef struct run_parts {
     ht_linear *linear;       /* or NULL */
     ht_tokenizer *tokenizer; /* NULL: bytes */
     int lock;                /* of the run folder; -1: none */
+    bool on_gpu;
 } run_parts;
 
 static bool use_tokenizer(run_parts *p, const train_values *v, cli_error *error) {
@@ -298,18 +303,23 @@ static bool use_tokenizer(run_parts *p, const train_values *v, cli_error *error)
            cli_fail(error, "%s", ht_context_error(p->ctx));
 }
 
-/* Weights of another run; a run that goes on has its own. */
+/* Weights of another run, or of the encoder in the box; a run that goes on has its own. */
 static bool use_weights(run_parts *p, const train_values *v, cli_error *error) {
-    char path[4096];
+    char path[4096] = "";
     int64_t taken = 0;
-    if (!v->init) return true;
-    if (v->resume) return cli_fail(error, "--init starts a run, --resume goes on with one");
-    if (!run_find(path, v->init, 0, error)) return false;
+    if (v->init && v->resume)
+        return cli_fail(error, "--init starts a run, --resume goes on with one");
+    if (v->resume) return true;
+    if (v->init ? !run_find(path, v->init, 0, error)
+                : !begin_encoder(path, &p->said, p->config, error))
+        return false;
+    if (!path[0]) return true;
     if (ht_model_take(p->model, path, &taken) != HT_OK)
         return cli_fail(error, "--init: %s", ht_context_error(p->ctx));
     if (!v->quiet)
-        printf("  init       %lld of %lld tensors from %s\n", (long long)taken,
-               (long long)ht_model_tensors(p->model), path);
+        printf("  init       %lld of %lld tensors from %s%s\n", (long long)taken,
+               (long long)ht_model_tensors(p->model), path,
+               v->init ? "" : " (--preset small: from scratch)");
     return true;
 }
 
@@ -367,31 +377,61 @@ static bool open_data(run_parts *p, cli_error *error) {
     return opened(p, status, error) && (parts || open_valid(p, &desc, error));
 }
 
+/* Without a word on it a GPU goes over the items as often as pays with the encoder: the preset's
+ * steps are those of a CPU. */
+static double epochs_of(const run_parts *p, const train_values *v) {
+    bool said = v->resume || v->preset || given_for(&v->key, "steps") ||
+                setting_real(p->config, "minutes") > 0;
+    if (v->epochs > 0 || said || !p->on_gpu || strcmp(p->said.preset, "encoder") != 0)
+        return v->epochs;
+    return BEGIN_EPOCHS;
+}
+
 /* Steps that go over the items so many times. */
 static bool count_epochs(run_parts *p, const train_values *v, cli_error *error) {
     ht_data_info info = HT_DATA_INFO_INIT;
-    if (v->epochs == 0) return true;
+    double epochs = epochs_of(p, v);
+    if (epochs == 0) return true;
     if (given_for(&v->key, "steps") || setting_real(p->config, "minutes") > 0)
         return cli_fail(error, "--epochs, --steps and --minutes say the same thing: give one");
     if (ht_data_get_info(p->train, &info) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));
     int64_t each = setting_int(p->config, "batch") * setting_int(p->config, "accumulate");
-    double steps = fmin(ceil(v->epochs * (double)info.items / (double)each), 1e9);
+    double steps = fmin(ceil(epochs * (double)info.items / (double)each), 1e9);
     return ht_config_set_int(p->config, "steps", (int64_t)steps) == HT_OK ||
            cli_fail(error, "--epochs: %s", ht_context_error(p->ctx));
 }
 
+/* The encoder was taken because nothing else was said, and these are no words. */
+static bool prefer_scratch(run_parts *p, const train_values *v, cli_error *error) {
+    if (v->preset || v->resume || strcmp(p->said.preset, "encoder") != 0) return true;
+    if (begin_has_words(p->train)) return true;
+    ht_data_close(p->train);
+    ht_data_close(p->valid);
+    ht_config_destroy(p->config);
+    p->train = p->valid = NULL;
+    p->config = NULL;
+    p->said.preset = "small";
+    return make_config(p->ctx, &p->config, p->said.preset, v, error) && open_data(p, error);
+}
+
+static bool settle(run_parts *p, const train_values *v, cli_error *error) {
+    p->said = (begin_words){v->preset, v->config, v->data, v->init, &v->key};
+    if (!v->preset) p->said.preset = begin_preset(&p->said);
+    return make_folder(&p->lock, v, error) && make_places(&p->where, v, error) &&
+           make_config(p->ctx, &p->config, p->said.preset, v, error);
+}
+
 static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
-    if (!make_folder(&p->lock, v, error) || !make_places(&p->where, v, error) ||
-        !make_config(p->ctx, &p->config, v, error))
-        return false;
+    if (!settle(p, v, error)) return false;
     if (!p->where.data[0] && !setting_makes_items(p->config))
         return cli_fail(error, "--data is missing: the settings ask for format %s",
                         setting_word(p->config, "format"));
     if (strcmp(p->where.data, "-") == 0 && !keep_stdin(p->where.data, v->run, error)) return false;
     if (!use_tokenizer(p, v, error)) return false;
-    if (!open_data(p, error) || !count_epochs(p, v, error)) return false;
+    if (!open_data(p, error) || !prefer_scratch(p, v, error) || !count_epochs(p, v, error))
+        return false;
     desc.config = p->config;
     if (ht_model_create(&p->model, p->ctx, p->config) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));
@@ -454,6 +494,7 @@ static int run(const void *values) {
     const char *dtype = given_for(&v->key, "dtype");
     int f64 = dtype && strcmp(dtype, "f64") == 0;
     p.ctx = cli_open_device(cli_device(v->device, f64), v->threads, &code, &error);
+    p.on_gpu = p.ctx && strncmp(ht_context_device(p.ctx), "cuda", 4) == 0;
     if (p.ctx && !check_flags(p.ctx, v, &error))
         code = CLI_USAGE;
     else if (p.ctx)

@@ -52,6 +52,11 @@ static const struct {
      "{" SMALL READER "\"length\":2048,\"merge\":2,\"dropout\":0.1,\"steps\":1000,\"patience\":6,"
      "\"optimizer\":\"muon\","
      "\"rate\":0.002,\"weight_decay\":0.1,\"clip\":1}"},
+    {"encoder", "a classifier of texts that begins with the encoder in the box (training.md)",
+     "{\"layers\":4,\"width\":256,\"heads\":4,\"hidden\":1024," READER
+     "\"length\":2048,\"merge\":4,\"hide_run\":6,\"dropout\":0.1,\"steps\":300,\"warmup\":30,"
+     "\"eval_every\":50,\"patience\":6,\"optimizer\":\"muon\",\"rate\":0.001,"
+     "\"weight_decay\":0.1,\"clip\":1}"},
     {"small-listops", "ListOps with short expressions, a minute on a CPU",
      "{" SMALL "\"format\":\"listops\",\"vocab\":17,\"classes\":10,\"length\":96,\"block\":8,"
      "\"causal\":1,\"pool\":\"last\",\"query\":\"fine\",\"sinusoidal\":0,\"rotary\":\"all\","

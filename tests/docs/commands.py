@@ -84,6 +84,12 @@ def prepare(work, root):
     for name in ("mail.csv", "more.csv"):
         (work / name).write_text("label,text\n" + "\n".join(lines).replace("\t", ",") + "\n")
     shutil.copy(root / "tests/fuzz/seeds/bpe/a_bytes", work / "tokenizer.json")
+    (work / "sites.tsv").write_text("".join("%d\t%s\n" % (i % 2, "ACGT"[i % 4:] * 9)
+                                            for i in range(80)))
+    (work / "genes.fasta").write_text("".join(">gene %d\n%s\n" % (i, "ACGGT" * 40)
+                                              for i in range(9)))
+    (work / "long.jsonl").write_text("".join('{"label": %d, "text": "%s"}\n' % (i % 2, "a b " * 90)
+                                             for i in range(80)))
     (work / "books").mkdir()
     for name in ("books/one.txt", "more.txt"):
         (work / name).write_text("the cat sat on the mat. " * 120)
@@ -96,7 +102,7 @@ def prepare(work, root):
 
 def shorten(words):
     if words[0] == "train":
-        tail = TINY if "--data" in words else TINY + " " + LISTOPS
+        tail = TINY if {"--data", "--resume"} & set(words) else TINY + " " + LISTOPS
         return words + shlex.split(tail)
     return words + shlex.split(SHORT.get(words[0], ""))
 
