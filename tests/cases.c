@@ -282,6 +282,37 @@ static const test_case dials[] = {
     CASE(.open = 2, .leaf = 8, .peek = 3),
 };
 
+/* What kernels on tensor cores take, and what they must leave to others (rotary, dropout, peek 3).
+ */
+static const test_case open_tiles[] = {
+    CASE(.length = 77, .mask = MASK_KEYS, .open = 1, .peek = 1),
+    CASE(.length = 77, .causal = 1, .mask = MASK_BOTH, .open = 1, .peek = 2, .dlse = 1),
+    CASE(.length = 83, .head_dim = 64, .open = 2, .peek = 2),
+    CASE(.length = 100, .causal = 1, .head_dim = 64, .open = 20, .mask = MASK_LEADING),
+    CASE(.length = 150, .batch = 2, .packed = 3, .head_dim = 64, .open = 30, .q_heads = 2,
+         .mask = MASK_BOTH),
+    CASE(.length = 300, .causal = 1, .block = 32, .grid = 1, .open = 3, .bias = 1, .q_heads = 4,
+         .kv_heads = 2),
+    CASE(.length = 344, .causal = 1, .head_dim = 128, .grid = 1, .open = 16, .leaf = 16),
+    CASE(.length = 200, .causal = 1, .batch = 3, .packed = 2, .grid = 1, .open = 4, .leaf = 1,
+         .dlse = 1),
+    CASE(.length = 128, .causal = 1, .rotary = 100, .grid = 1, .open = 2),
+    CASE(.length = 128, .causal = 1, .dropout = 20, .grid = 1, .open = 2, .peek = 2),
+    CASE(.length = 600, .causal = 1, .grid = 1, .open = 8, .peek = 2, .layout = LAYOUT_FUSED),
+};
+
+static void add_open_tiles(case_list *list) {
+    for (size_t i = 0; i < COUNT(open_tiles); i++) {
+        test_case c = open_tiles[i];
+        c.query = HT_QUERY_FINE, c.dtype = HT_BF16, c.seed = 401 + (int64_t)i;
+        if (c.head_dim < 32) c.head_dim = 32;
+        if (c.block < 16) c.block = 16;
+        if (c.grid) c.scale = 250;
+        c.value_dim = c.head_dim;
+        cases_add(list, c);
+    }
+}
+
 /* one more case with the next dial; bf16 on a grid and with a scale that is a power of two, so
  * that devices cannot differ in how they round a score */
 static void add_open(case_list *list, test_case c, size_t dial, ht_dtype dtype) {
@@ -317,6 +348,7 @@ void cases_open(case_list *list, ht_dtype dtype) {
             add_open(list, c, b + i, dtype);
         }
     }
+    if (dtype == HT_BF16) add_open_tiles(list);
     for (int64_t causal = 0; causal < 2; causal++) {
         for (size_t i = 0; i < COUNT(dials); i++) { /* what a model has */
             test_case c = CASE(.block = 16, .length = 190 + 77 * (int64_t)(i % 4), .causal = causal,

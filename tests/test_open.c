@@ -96,6 +96,40 @@ static void close_calls(void **state) {
         harness_fail(&p.c, "%d of %d rows are not clear", (int)unclear, (int)n);
 }
 
+/* The kernels that a plan gets, where there is a choice. */
+static void families(void **state) {
+    (void)state;
+    static const struct {
+        ht_dtype dtype;
+        int64_t dim, block, open, peek;
+        int bias;
+        const char *forward, *backward;
+    } cases[] = {
+        {HT_BF16, 64, 16, 8, 1, 0, "opening tiles", "opening tiles"},
+        {HT_BF16, 128, 64, 16, 2, 0, "opening tiles", "opening tiles"},
+        {HT_BF16, 32, 16, 8, 1, 1, "opening tiles", "opened"},
+        {HT_BF16, 64, 16, 8, 3, 0, "opened", "opened"},
+        {HT_BF16, 64, 16, 57, 1, 0, "opened", "opened"},
+        {HT_BF16, 24, 16, 8, 1, 0, "opened", "opened"},
+        {HT_F32, 64, 16, 8, 1, 0, "opened", "opened"},
+        {HT_BF16, 64, 16, 0, 1, 0, "tuned", "tiles"},
+    };
+    for (size_t i = 0; i < COUNT(cases) && !strncmp(ht_context_device(env.ctx), "cuda", 4); i++) {
+        ht_attention *plan;
+        ht_attention_desc d = HT_ATTENTION_DESC_INIT;
+        d.query = HT_QUERY_FINE, d.causal = 1, d.dtype = cases[i].dtype;
+        d.q_heads = 4, d.head_dim = cases[i].dim, d.block = cases[i].block;
+        d.open = cases[i].open, d.open_peek = cases[i].peek, d.has_bias = cases[i].bias;
+        d.max_rows = 4096, d.max_length = 1024;
+        harness_ok(env.ctx, ht_attention_create(&plan, env.ctx, &d), NULL);
+        /* the emulated device may lend too little for the tuned ones */
+        if (cases[i].open > 0 || !strcmp(ht_attention_kernels(plan, 0), "tuned"))
+            assert_string_equal(ht_attention_kernels(plan, 0), cases[i].forward);
+        assert_string_equal(ht_attention_kernels(plan, 1), cases[i].backward);
+        ht_attention_destroy(plan);
+    }
+}
+
 static void add_ends(ht_dtype dtype) {
     static const test_case with[] = {
         CASE(.length = 77, .q_heads = 2),
@@ -117,6 +151,8 @@ static void add_ends(ht_dtype dtype) {
 }
 
 static void list(void) {
+    test_case any = CASE(.open = 8);
+    harness_add("families", families, &any);
     static const ht_dtype types[] = {HT_F32, HT_BF16, HT_F64};
     for (size_t t = 0; t < COUNT(types); t++) {
         case_list cases = {0};

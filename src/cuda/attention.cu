@@ -6,7 +6,7 @@
 #include "cuda/full/full.h"
 #include "cuda/hier.h"
 #include "cuda/open/open.h"
-#include "cuda/open/tiles.h"
+#include "cuda/open/tiles_back.h"
 
 #include <string.h>
 
@@ -163,6 +163,19 @@ static size_t layout_open_tiles(hti_open_tiles *o, void *base, const ht_attentio
     return carved(&c);
 }
 
+static size_t layout_open_back(hti_open_back *b, void *base, const ht_attention_desc *d,
+                               int has_key_mask) {
+    hti_carver c = carver_at(base);
+    hti_cuda_args *a = &b->o.a;
+    a->cu = c.take<int32_t>(a->sequences + 1);
+    a->kn = c.take<float>(a->clusters);
+    a->h = c.take<float>(a->q_heads * a->rows);
+    a->dkt = c.take<float>(a->kv_heads * a->clusters * a->head_dim);
+    a->dvt = c.take<float>(a->kv_heads * a->clusters * a->head_dim);
+    hti_open_back_carve(&c, b, d, has_key_mask);
+    return carved(&c);
+}
+
 static void at_least(size_t *need, size_t bytes) {
     if (*need < bytes) *need = bytes;
 }
@@ -210,6 +223,9 @@ static void need_opened(const ht_attention_desc *desc, ht_attention_need *need) 
     hti_open_tiles t = {};
     set_shape(&t.a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
     at_least(&need->scratch_forward, layout_open_tiles(&t, NULL, desc, 1));
+    hti_open_back b = {};
+    set_shape(&b.o.a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
+    at_least(&need->scratch_backward, layout_open_back(&b, NULL, desc, 1));
     at_least(&need->saved, hti_open_tiles_saved(desc));
 }
 
@@ -323,6 +339,19 @@ static ht_status open_tiles_forward(ht_context *ctx, const hti_attention_call *c
     return hti_open_tiles_forward(ctx, o);
 }
 
+static ht_status open_tiles_backward(ht_context *ctx, const hti_attention_call *call) {
+    hti_open_back b = {};
+    hti_cuda_args *a = &b.o.a;
+    set_shape(a, call->desc, call->sequences, call->length, call->rows);
+    layout_open_back(&b, call->scratch, call->desc, call->key_mask != NULL);
+    set_tensors(a, call);
+    b.o.chosen = hti_open_tiles_chosen(*a);
+    if (a->cu) TRY(hti_cuda_upload(ctx, (int32_t *)a->cu, call->cu_seqlens, call->sequences + 1));
+    TRY(hti_open_tiles_prepare(ctx, b.o));
+    TRY(hti_cuda_restrict(ctx, *a, 1));
+    return hti_open_tiles_backward(ctx, b);
+}
+
 /* The choice is the one that forward has made. */
 static ht_status opened_backward(ht_context *ctx, const hti_attention_call *call) {
     hti_open_args o = {};
@@ -374,6 +403,7 @@ ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call 
         return by == HTI_NARROW ? hti_narrow_backward(ctx, a) : hti_first_backward(ctx, call, a.cu);
     }
     if (by == HTI_TUNED) return hti_hier_backward(ctx, call);
+    if (by == HTI_OPEN_TILES) return open_tiles_backward(ctx, call);
     if (by == HTI_OPENED) return opened_backward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
     if (by == HTI_TILES) {

@@ -149,7 +149,9 @@ static const row rows[] = {
      .required = OPEN,
      .positive_scale = 1,
      .aligned = 1,
-     .fits = TILES_FIT | SLOTS_FIT},
+     .fits = TILES_FIT | SLOTS_FIT,
+     .backward = 1,
+     .back_options = GROUPED | OPEN},
     {.name = "opened",
      .family = HTI_OPENED,
      .kinds = BIT(HT_HIERARCHICAL),
@@ -271,7 +273,8 @@ static int scale(const row *r, const subject *s) {
 static int opening(const row *r, const subject *s) {
     int64_t slots = hti_open_slots(s->d);
     if (!(r->fits & SLOTS_FIT)) return 1;
-    NEEDS(s->d->open_peek == 1, "open_peek is %lld, not 1", (long long)s->d->open_peek);
+    NEEDS(s->d->open_peek == 1 || s->d->open_peek == 2, "open_peek is %lld, not 1 or 2",
+          (long long)s->d->open_peek);
     NEEDS(slots <= HTI_OPEN_SLOTS, "a row may have %lld candidates at a level, more than %d",
           (long long)slots, HTI_OPEN_SLOTS);
     return 1;

@@ -15,7 +15,7 @@ typedef enum hti_family {
     HTI_FINE,       /* tower/fine_forward.cu, forward only */
     HTI_TILES,      /* tile/ */
     HTI_FULL,       /* full/ */
-    HTI_OPEN_TILES, /* open/tiles*.cu, forward only */
+    HTI_OPEN_TILES, /* open/tiles*.cu */
     HTI_OPENED,     /* open/: all that opens clusters */
     HTI_GENERIC     /* generic/: everything */
 } hti_family;

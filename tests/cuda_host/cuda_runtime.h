@@ -179,6 +179,9 @@ static inline unsigned __umulhi(unsigned x, unsigned y) {
     return (unsigned)((uint64_t)x * y >> 32);
 }
 static inline int atomicAdd(int *at, int x) { return __atomic_fetch_add(at, x, __ATOMIC_RELAXED); }
+static inline uint32_t atomicOr(uint32_t *at, uint32_t x) {
+    return __atomic_fetch_or(at, x, __ATOMIC_RELAXED);
+}
 template <typename T> static inline T __ldg(const T *p) { return *p; }
 static inline size_t __cvta_generic_to_shared(const void *p) { return host::shared_address(p); }
 

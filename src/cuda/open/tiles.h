@@ -18,6 +18,7 @@ enum { HTI_OPEN_TILE = 8, HTI_OPEN_FOLD = 5, HTI_OPEN_STAGES = 7 };
 typedef struct hti_open_tiles {
     hti_cuda_args a;
     int open, leaf_level; /* as in hti_open_args */
+    int peek;             /* 1 or 2 levels below a cluster its parts are looked at */
     int words;            /* of 32 slots, that a row may have at a level */
     int entries;          /* that a tile may have at a level, a multiple of 32 */
     float scale2;         /* of a product, to a logit in base 2 */

@@ -2,7 +2,7 @@
  * Opened clusters on tensor cores, forward (tiles.h). From the top level down:
  *
  *     entries    the clusters that the rows meet, and the children of what any row opened above
- *     scores     of the entries' halves, dense; mean and the larger half go to the rows' slots
+ *     scores     of the entries' parts, dense; mean, and mean with deviation, to the rows' slots
  *     choice     per row, a lane per slot: opened is what fewer than K slots are greater than
  *     sums       entries that are not opened take part at once, mean logits from the slots
  *     leaves     rows of what was opened for good, dense over the union, a bit per row
@@ -201,44 +201,67 @@ DEVICE uint32_t ordered_product(float x) {
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* Mean of two halves, and their mean and deviation in integers. */
+/* Mean of a cluster's parts, and mean and deviation as an integer. */
 struct rated {
     float mean;
     uint32_t key;
 };
 
-DEVICE rated rate_whole(float x, float y) {
-    float mean = 0.5f * (x + y);
-    return {mean, mean != mean ? 1u : ordered_product(fmaxf(x, y))};
+DEVICE rated rate_at(float mean, float score) {
+    return {mean, mean != mean ? 1u : ordered_product(score)};
 }
 
-DEVICE rated rate(float x, float y, float n, float m) {
-    if (n == m) return rate_whole(x, y);
-    if (n == 0) return {y, ordered_product(y)};
-    if (m == 0) return {x, ordered_product(x)};
-    float share = n / (n + m), mean = fmaf(share, x - y, y);
-    return {mean, ordered_product(fmaf(sqrtf(share * (1 - share)), fabsf(x - y), mean))};
+/* Of two and of four parts of equal counts. The explicit sums are those of the reference. */
+DEVICE rated rate_two(float x, float y) { return rate_at(0.5f * (x + y), fmaxf(x, y)); }
+
+DEVICE rated rate_four(float x, float y, float z, float w) {
+    float mean = 0.25f * ((x + y) + (z + w)), square = 0;
+    x -= mean, y -= mean, z -= mean, w -= mean;
+    square = fmaf(x, x, square), square = fmaf(y, y, square);
+    square = fmaf(z, z, square), square = fmaf(w, w, square);
+    return rate_at(mean, mean + sqrtf(0.25f * square));
 }
 
-/* Products of all entries' halves, into the slots. below: the level of the halves. */
-template <int D, int WORDS>
+/* Of any: parts without rows do not count. */
+DEVICE rated rate_parts(const float (&x)[4], const float (&n)[4]) {
+    float all = 0, mean = 0, square = 0;
+    for (int i = 0; i < 4; i++)
+        if (n[i] > 0) all += n[i], mean = fmaf(n[i], x[i], mean);
+    mean /= all;
+    for (int i = 0; i < 4; i++)
+        if (n[i] > 0) square = fmaf(n[i] * (x[i] - mean), x[i] - mean, square);
+    return rate_at(mean, mean + sqrtf(square / all));
+}
+
+/* Products of all entries' parts, into the slots. below: the level of the parts, two for each entry
+ * or (FOUR) four; whole: all have as many rows. */
+template <int D, int WORDS, bool FOUR>
 DEVICE void score_entries(const tile<D> &w, const hti_open_tiles &o, const tile_shared &s,
                           const level_view &below, int count, bool whole) {
     int g = lane_id() / 4, t = lane_id() % 4, chunks = o.entries / 32;
-#pragma unroll 2
+#pragma unroll(FOUR ? 1 : 2)
     for (int e0 = 0; e0 < count; e0 += 8) {
-        int e = e0 + g, c = s.cluster[e], chunk = e0 / 32;
-        int second = min(2 * c + 1, below.count - 1);
-        float x[4];
-        multiply<D>(x, key_at(below, 2 * c), key_at(below, second), w.q);
-        float n = 1, m = 1;
-        if (!whole) n = rows_of(o.a, w.p, below, 2 * c), m = rows_of(o.a, w.p, below, 2 * c + 1);
+        int e = e0 + g, first = s.cluster[e] * (FOUR ? 4 : 2), chunk = e0 / 32;
+        int last = below.count - 1;
+        float x[4], y[4], n[4];
+        multiply<D>(x, key_at(below, first), key_at(below, min(first + 1, last)), w.q);
+        if (FOUR)
+            multiply<D>(y, key_at(below, min(first + 2, last)), key_at(below, min(first + 3, last)),
+                        w.q);
+        for (int i = 0; !whole && i < 4; i++)
+            n[i] = FOUR || i < 2 ? rows_of(o.a, w.p, below, first + i) : 0;
         unsigned bit = 1u << (e & 31);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int row = 2 * t + i;
             unsigned word = s.words[row * chunks + chunk];
-            rated it = whole ? rate_whole(x[i], x[2 + i]) : rate(x[i], x[2 + i], n, m);
+            rated it;
+            if (whole) {
+                it = FOUR ? rate_four(x[i], x[2 + i], y[i], y[2 + i]) : rate_two(x[i], x[2 + i]);
+            } else {
+                float parts[4] = {x[i], x[2 + i], FOUR ? y[i] : 0, FOUR ? y[2 + i] : 0};
+                it = rate_parts(parts, n);
+            }
             if (!(word & bit)) continue;
             int at = row * 32 * WORDS + s.before[row * chunks + chunk] + __popc(word & (bit - 1));
             s.key[at] = it.key, s.mean[at] = it.mean, s.entry[at] = (uint16_t)e;
@@ -368,7 +391,12 @@ DEVICE void descend(tile<D> &w, const hti_open_tiles &o, const tile_shared &s) {
         bool whole = !o.a.key_mask && (int64_t)l.count << l.level == w.p.length;
         int slots, from = l.level & 1;
         int count = find_entries(w, o, s, l, from, l.level < o.leaf_level ? 0 : opened, &slots);
-        score_entries<D, WORDS>(w, o, s, below, count, whole);
+        if (o.peek == 2 && l.level > 1) {
+            level_view parts = view_of(o, w.p, w.kv_head, l.level - 2);
+            score_entries<D, WORDS, true>(w, o, s, parts, count, whole);
+        } else {
+            score_entries<D, WORDS, false>(w, o, s, below, count, whole);
+        }
         choose_slots<D, WORDS>(w, o, s, slots, l.level);
         take_entries<D, WORDS>(w, o, s, l, count, whole);
         int *list = s.list + (from ^ 1) * (o.entries / 2);
@@ -479,6 +507,7 @@ void hti_open_tiles_carve(hti_carver *c, hti_open_tiles *o, const ht_attention_d
     while (o->leaf_level < 30 && (int64_t)1 << (o->leaf_level + 1) <= d->open_leaf) o->leaf_level++;
     o->words = hti_open_words(d);
     o->entries = (int)((met + 2 * HTI_OPEN_TILE * d->open + 31) / 32 * 32);
+    o->peek = (int)d->open_peek;
     o->scale2 = a.scale * HTI_LOG2E;
     o->pk = c->take<__nv_bfloat16>(a.kv_heads * a.clusters * a.head_dim);
     o->pv = c->take<__nv_bfloat16>(a.kv_heads * a.clusters * a.head_dim);
