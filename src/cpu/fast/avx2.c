@@ -29,6 +29,10 @@ INLINE vf vf_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 INLINE vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+INLINE uint32_t vf_less(vf a, vf b) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vf vf_fma_if(uint32_t take, vf a, vf b, vf c) {
     __m256 all = _mm256_castsi256_ps(_mm256_set1_epi32((int)(0u - take)));
@@ -38,6 +42,12 @@ INLINE float vf_sum(vf a) {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+INLINE void vf_sums4(float out[4], vf a, vf b, vf c, vf d) {
+    vf x = vf_add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    vf y = vf_add(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    vf z = vf_add(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(z), _mm256_extractf128_ps(z, 1)));
 }
 INLINE vf vf_pick(uint32_t bits, vf a, vf b) {
     __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);

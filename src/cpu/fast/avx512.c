@@ -25,11 +25,20 @@ INLINE vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+INLINE uint32_t vf_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vf vf_fma_if(uint32_t take, vf a, vf b, vf c) {
     return _mm512_mask3_fmadd_ps(a, b, c, (__mmask16)(0u - take));
 }
 INLINE float vf_sum(vf a) { return _mm512_reduce_add_ps(a); }
+INLINE void vf_sums4(float out[4], vf a, vf b, vf c, vf d) {
+    vf x = vf_add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    vf y = vf_add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    vf z = vf_add(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
+    __m256 w = _mm256_add_ps(_mm512_castps512_ps256(z), _mm512_extractf32x8_ps(z, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(w), _mm256_extractf128_ps(w, 1)));
+}
 INLINE vf vf_pick(uint32_t bits, vf a, vf b) { return _mm512_mask_mov_ps(b, (__mmask16)bits, a); }
 INLINE vf vf_round(vf a) {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

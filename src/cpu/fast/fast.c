@@ -37,7 +37,9 @@ void hti_shape_make(hti_shape *s, const ht_attention_desc *desc, int64_t width, 
     s->fine = !s->single && desc->query == HT_QUERY_FINE;
     s->first = desc->query == HT_QUERY_FIRST;
     s->local = 1;
-    while (!s->single && max64(s->block, HTI_TILE) << s->local <= reach) s->local++;
+    s->open = desc->open > 0;
+    if (s->open) s->local = 0;
+    while (!s->single && !s->open && max64(s->block, HTI_TILE) << s->local <= reach) s->local++;
 }
 
 static int levels_of(const hti_shape *s, int64_t length) {
@@ -46,7 +48,13 @@ static int levels_of(const hti_shape *s, int64_t length) {
 
 /* Rows above which the levels from `local` on are shared. */
 static int is_long(const hti_shape *s, int64_t length) {
-    return length > HTI_SHORT && levels_of(s, length) > s->local;
+    return s->open || (length > HTI_SHORT && levels_of(s, length) > s->local);
+}
+
+/* Rows of a pyramid, or where one begins. Where clusters can be opened, whole groups: a group has
+ * one owner in backward. */
+static int64_t pyramid_rows(const hti_shape *s, int levels, int64_t rows) {
+    return s->open && levels > 1 ? (rows + HTI_GROUP - 1) / HTI_GROUP * HTI_GROUP : rows;
 }
 
 /* ---- rings ---- */
@@ -87,8 +95,10 @@ static int64_t most_counts(const hti_shape *s, int64_t rows, int64_t sequences, 
 
 static int64_t most_rows(const hti_shape *s, int64_t rows, int64_t sequences, int64_t length) {
     if (!is_long(s, length)) return 0;
-    int64_t longs = min64(sequences, rows / HTI_SHORT);
-    return 2 * (rows >> s->local) + longs * (levels_of(s, length) + 1) + HTI_TILE;
+    int64_t longs = min64(sequences, rows / HTI_SHORT), levels = levels_of(s, length) + 1;
+    if (s->open) /* a sequence of m > 1 levels has more than m blocks */
+        return 2 * rows + 2 * HTI_GROUP * min64(sequences * levels, rows / s->block) + HTI_TILE;
+    return 2 * (rows >> s->local) + longs * levels + HTI_TILE;
 }
 
 /* Heads lie side by side in a row. A chunk's rows of all heads should stay in the last cache, so
@@ -96,6 +106,7 @@ static int64_t most_rows(const hti_shape *s, int64_t rows, int64_t sequences, in
  * begins with filling rings, and in mode fine it has its own sums of the blocks around it at every
  * level. */
 static int64_t chunk_of(const hti_shape *s, int64_t length) {
+    if (s->open) return min64(power_of_two(max64(256, 16 * s->block)), power_of_two(length));
     int64_t row =
         (s->q_heads * (s->d + s->dv) + s->kv_heads * (s->d + s->dv)) * (int64_t)sizeof(float);
     int64_t step = step_of(s->local), rows = power_of_two(((int64_t)CHUNK_BYTES / row) + 1);
@@ -126,14 +137,15 @@ void hti_tables_index(hti_tables *t) {
     const hti_shape *s = &t->shape;
     int64_t counts = 0, rows = 0;
     for (int64_t b = 0; b <= t->call->sequences; b++) {
+        int64_t length = b < t->call->sequences ? hti_call_length(t->call, b) : 0;
+        int levels = levels_of(s, length), shared = is_long(s, length);
+        rows = pyramid_rows(s, levels, rows);
         t->count_from[b] = counts;
         t->row_from[b] = rows;
         if (b == t->call->sequences) break;
-        int64_t length = hti_call_length(t->call, b);
-        int levels = levels_of(s, length), shared = is_long(s, length);
         for (int l = 0; l < levels; l++) {
             counts += hti_clusters(length, l);
-            if (shared && l >= s->local) rows += hti_clusters(length, l);
+            if (shared && l >= s->local) rows += pyramid_rows(s, levels, hti_clusters(length, l));
         }
     }
 }
@@ -152,7 +164,7 @@ void hti_seq_make(hti_seq *s, const hti_tables *t, int64_t index) {
         count += s->clusters[l];
         s->row_at[l] = row;
         if (l >= s->local) {
-            row += s->clusters[l];
+            row += pyramid_rows(&t->shape, s->levels, s->clusters[l]);
             continue;
         }
         int64_t rows = ring_of(&t->shape, s->step, s->local, l, s->clusters[l]);

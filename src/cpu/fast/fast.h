@@ -18,6 +18,7 @@
 #define HTI_TILE 16       /* query rows worked on together */
 #define HTI_TILE_KEYS 256 /* most keys of one pass over a tile's scores */
 #define HTI_MAX_DIM 256
+#define HTI_GROUP 8   /* opened: rows of the pyramid that gradients are sorted by */
 #define HTI_SHORT 512 /* rows up to which a sequence is local altogether */
 
 /* Fixed by the descriptor. */
@@ -28,6 +29,7 @@ typedef struct hti_shape {
     int64_t q_heads, kv_heads, group;
     int local;                       /* levels built on the way through a long sequence */
     int causal, fine, first, single; /* single: level 0 only (kind local) */
+    int open; /* clusters are opened: rows of any level are read, all lie in the pyramid */
 } hti_shape;
 
 /* width: lanes of a vector; reach: rows that a neighbouring block of the coarsest local level may

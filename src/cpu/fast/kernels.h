@@ -25,18 +25,21 @@
 #include "cpu/kernel/fine.h"
 #include "cpu/kernel/near.h"
 #include "cpu/kernel/full.h"
+#include "cpu/kernel/open.h"
+#include "cpu/kernel/opened.h"
+#include "cpu/kernel/open_grad.h"
 #include "cpu/kernel/cache.h"
 
 /* float64 belongs to the reference kernels. What forward saves is in its own units, so forward and
  * backward always go the same way. */
-static int is_fast(const ht_attention_desc *desc) {
-    return desc->dtype == HT_F32 && desc->open == 0;
-}
+static int is_fast(const ht_attention_desc *desc) { return desc->dtype == HT_F32; }
 
 void FAST(hti_attention_need)(const ht_context *ctx, const ht_attention_desc *desc,
                               ht_attention_need *need) {
     forward f;
     backward b;
+    opening g;
+    open_grad o;
     char *own;
     size_t bytes;
     hti_ref_attention_need(ctx, desc, need);
@@ -47,6 +50,11 @@ void FAST(hti_attention_need)(const ht_context *ctx, const ht_attention_desc *de
         need->scratch_backward = full_backward_take(&b, NULL, desc, NULL, ctx->threads);
         return;
     }
+    if (desc->open > 0) {
+        need->scratch_forward = opened_take(&g, NULL, desc, NULL, ctx->threads, &own, &bytes);
+        need->scratch_backward = open_grad_take(&o, NULL, desc, NULL, ctx->threads);
+        return;
+    }
     need->scratch_forward = forward_take(&f, NULL, desc, NULL, ctx->threads);
     need->scratch_backward = backward_take(&b, NULL, desc, NULL, ctx->threads);
 }
@@ -55,6 +63,8 @@ ht_status FAST(hti_attention_forward)(ht_context *ctx, const hti_attention_call 
     if (!is_fast(call->desc)) return hti_ref_attention_forward(ctx, call);
     if (call->desc->kind == HT_FULL) {
         full_forward(ctx, call);
+    } else if (call->desc->open > 0) {
+        opened_forward(ctx, call);
     } else {
         hierarchical_forward(ctx, call);
     }
@@ -65,6 +75,8 @@ ht_status FAST(hti_attention_backward)(ht_context *ctx, const hti_attention_call
     if (!is_fast(call->desc)) return hti_ref_attention_backward(ctx, call);
     if (call->desc->kind == HT_FULL) {
         full_backward(ctx, call);
+    } else if (call->desc->open > 0) {
+        opened_backward(ctx, call);
     } else {
         hierarchical_backward(ctx, call);
     }

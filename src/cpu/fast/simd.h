@@ -11,10 +11,12 @@
  *                                memory beyond n is not touched
  *     vf_set1, vf_zero
  *     vf_add, vf_sub, vf_mul, vf_div
- *     vf_max                     of NaN: the second operand
+ *     vf_max, vf_min             of NaN: the second operand
+ *     vf_less(a, b)              bit i is set where lane i of a is below that of b, not of NaN
  *     vf_fma(a, b, c)            a*b + c, rounded once
  *     vf_fma_if(take, a, b, c)   the same if take is 1; if it is 0, c, whatever a and b are
  *     vf_sum(a)                  of all lanes, in a fixed order
+ *     vf_sums4(out, a, b, c, d)  the sums of four vectors to four floats, in a fixed order
  *     vf_pick(bits, a, b)        lane i of a where bit i is set, else of b
  *     vf_pick_positive(x, a, b)  lane of a where x > 0 or NaN, else of b
  *     vf_round(a)                to the nearest integer

@@ -95,12 +95,12 @@ static void add_rows(float *to, const float *from, int64_t floats) {
         vf_store(to + i, vf_add(vf_load(to + i), vf_load(from + i)));
 }
 
-/* Clusters `own` of a pyramid level: the parts of all runs whose rows may see them, in order. */
-static void reduce_item(const backward *b, const hti_seq *s, int l, int64_t kv, hti_range own) {
+/* Clusters `own` of a pyramid level (dk, dv: of the first): += the parts of all runs whose rows may
+ * see them, in order. */
+static void add_parts(float *dk, float *dv, const backward *b, const hti_seq *s, int l, int64_t kv,
+                      hti_range own) {
     const hti_shape *z = &b->w.z;
-    int64_t key = pyramid_row(&b->w.t, kv, s, l, own.lo), unit = z->block << l;
-    float *dk = b->dk + key * z->dp, *dv = b->dv + key * z->dvp;
-    begin_keys(b, s, l, kv, own);
+    int64_t unit = z->block << l;
     int64_t row0 = most(own.lo / z->block - 1, 0) * unit;
     int64_t row1 = least(((own.hi - 1) / z->block + 2) * unit, s->length);
     for (int64_t i = row0 / b->w.t.chunk; i * b->w.t.chunk < row1; i++) {
@@ -111,6 +111,13 @@ static void reduce_item(const backward *b, const hti_seq *s, int l, int64_t kv, 
         add_rows(dv + (lo - own.lo) * z->dvp, from.dv + (lo - from.lo) * z->dvp,
                  (hi - lo) * z->dvp);
     }
+}
+
+static void reduce_item(const backward *b, const hti_seq *s, int l, int64_t kv, hti_range own) {
+    const hti_shape *z = &b->w.z;
+    int64_t key = pyramid_row(&b->w.t, kv, s, l, own.lo);
+    begin_keys(b, s, l, kv, own);
+    add_parts(b->dk + key * z->dp, b->dv + key * z->dvp, b, s, l, kv, own);
 }
 
 /* ---- far ---- */
