@@ -181,16 +181,16 @@ static void dots_at(float *out, const float *q, const float *base, int64_t strid
 /* ---- scores ---- */
 
 /* Sub-clusters of a level: of cluster c those from c << shift on, `n` valid rows each. */
-typedef struct below {
+typedef struct sublevel {
     const float *k, *n;
     int64_t clusters; /* there are */
     int shift;
-} below;
+} sublevel;
 
-static below below_of(const opening *g, const hti_seq *s, int l) {
+static sublevel sublevel_of(const opening *g, const hti_seq *s, int l) {
     int deep = (int)least(g->peek, l), b = l - deep;
-    return (below){g->w.k + s->row_at[b] * g->w.z.dp, g->w.t.key_n + s->count_at[b], s->clusters[b],
-                   deep};
+    return (sublevel){g->w.k + s->row_at[b] * g->w.z.dp, g->w.t.key_n + s->count_at[b],
+                      s->clusters[b], deep};
 }
 
 /* Sums over sub-clusters: weight, n s and, once the mean is known, n (s - mean)^2. */
@@ -245,7 +245,7 @@ static void score_met(float *score, float *mean, const float *s, const float *n,
 }
 
 /* Logits of sub-clusters b0 ... of all lanes. */
-static void sub_scores(float *s, tile *t, const hti_shape *z, const below *of, int64_t b0,
+static void sub_scores(float *s, tile *t, const hti_shape *z, const sublevel *of, int64_t b0,
                        int64_t n) {
     static const float none[SUBS];
     vf top[TILE_VECTORS];
@@ -255,7 +255,7 @@ static void sub_scores(float *s, tile *t, const hti_shape *z, const below *of, i
 }
 
 /* A cluster with more sub-clusters than a tile takes at once. */
-static void score_wide(float *score, float *mean, tile *t, const hti_shape *z, const below *of,
+static void score_wide(float *score, float *mean, tile *t, const hti_shape *z, const sublevel *of,
                        int64_t c) {
     int64_t lo = c << of->shift, hi = least((c + 1) << of->shift, of->clusters);
     moments m = {0};
@@ -272,7 +272,7 @@ static void score_wide(float *score, float *mean, tile *t, const hti_shape *z, c
 
 /* Clusters of one segment into the slots from `slot` on. */
 static void score_segment(chooser *o, tile *t, const opening *g, const hti_seq *s, int l,
-                          const below *of, const hti_seg *seg, int64_t slot) {
+                          const sublevel *of, const hti_seg *seg, int64_t slot) {
     const hti_shape *z = &g->w.z;
     const float *n = g->w.t.key_n + s->count_at[l];
     int64_t span = (int64_t)1 << of->shift, batch = most(SUBS >> of->shift, 1);
@@ -300,7 +300,7 @@ static void score_segment(chooser *o, tile *t, const opening *g, const hti_seq *
 }
 
 /* Score of one cluster for one row; `mean` is set. */
-static float score_row(float *mean, const float *q, const hti_shape *z, const below *of,
+static float score_row(float *mean, const float *q, const hti_shape *z, const sublevel *of,
                        int64_t c) {
     int64_t lo = c << of->shift, hi = least((c + 1) << of->shift, of->clusters);
     float s[SUBS], all = 0, sum = 0, square = 0;
@@ -341,7 +341,7 @@ INLINE int64_t pair_slot(const chooser *o, int i, int x) {
 }
 
 /* Children c, c + 1 of what lane i opened above. */
-static void score_pair(chooser *o, const opening *g, const hti_seq *s, int l, const below *of,
+static void score_pair(chooser *o, const opening *g, const hti_seq *s, int l, const sublevel *of,
                        int i, int64_t c, int64_t slot) {
     const hti_shape *z = &g->w.z;
     const float *q = o->rows + i * z->dp, *n = g->w.t.key_n + s->count_at[l];
@@ -371,7 +371,7 @@ static void clear_slots(chooser *o, int64_t from, int64_t to) {
 
 /* All candidates of a level. */
 static void score_level(chooser *o, tile *t, const opening *g, const hti_seq *s, int l) {
-    below of = below_of(g, s, l);
+    sublevel of = sublevel_of(g, s, l);
     int left = 0, right = 0;
     for (int i = 0; i < TILE; i++) {
         left = o->left[i] > left ? o->left[i] : left;
