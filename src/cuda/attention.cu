@@ -300,10 +300,10 @@ int hti_cuda_attention_first(const ht_context *ctx, const ht_attention_desc *des
 
 /* Sequence starts, angles and coarse levels. */
 static ht_status prepare(const ht_context *ctx, const hti_cuda_args &a,
-                         const hti_attention_call *call, int bf16) {
+                         const hti_attention_call *call, int is_bf16) {
     if (a.cu) TRY(hti_cuda_upload(ctx, (int32_t *)a.cu, call->cu_seqlens, call->sequences + 1));
     if (a.turn) TRY(hti_cuda_turn(ctx, a));
-    return hti_cuda_coarsen(ctx, a, bf16);
+    return hti_cuda_coarsen(ctx, a, is_bf16);
 }
 
 static ht_status prepare_starts(const ht_context *ctx, hti_cuda_args *a,
@@ -320,12 +320,12 @@ static ht_status prepare_starts(const ht_context *ctx, hti_cuda_args *a,
 
 static ht_status opened_forward(ht_context *ctx, const hti_attention_call *call) {
     hti_open_args o = {};
-    int bf16 = call->desc->dtype == HT_BF16;
+    int is_bf16 = call->desc->dtype == HT_BF16;
     set_shape(&o.a, call->desc, call->sequences, call->length, call->rows);
     layout_opened(&o, call->scratch, call->desc, 0);
     set_tensors(&o.a, call);
-    TRY(prepare(ctx, o.a, call, bf16));
-    return hti_open_forward(ctx, o, bf16);
+    TRY(prepare(ctx, o.a, call, is_bf16));
+    return hti_open_forward(ctx, o, is_bf16);
 }
 
 static ht_status open_tiles_forward(ht_context *ctx, const hti_attention_call *call) {
@@ -355,24 +355,24 @@ static ht_status open_tiles_backward(ht_context *ctx, const hti_attention_call *
 /* The choice is the one that forward has made. */
 static ht_status opened_backward(ht_context *ctx, const hti_attention_call *call) {
     hti_open_args o = {};
-    int bf16 = call->desc->dtype == HT_BF16;
+    int is_bf16 = call->desc->dtype == HT_BF16;
     set_shape(&o.a, call->desc, call->sequences, call->length, call->rows);
     layout_opened(&o, call->scratch, call->desc, 1);
     set_tensors(&o.a, call);
-    TRY(prepare(ctx, o.a, call, bf16));
-    TRY(hti_cuda_restrict(ctx, o.a, bf16));
+    TRY(prepare(ctx, o.a, call, is_bf16));
+    TRY(hti_cuda_restrict(ctx, o.a, is_bf16));
     if (family_of(ctx, call, 0) == HTI_OPEN_TILES) {
         o.chosen = hti_open_tiles_chosen(o.a);
         o.words = hti_open_words(call->desc);
     }
-    return hti_open_backward(ctx, o, bf16);
+    return hti_open_backward(ctx, o, is_bf16);
 }
 
 ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *call) {
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
     hti_family by = family_of(ctx, call, 0);
-    int bf16 = call->desc->dtype == HT_BF16;
+    int is_bf16 = call->desc->dtype == HT_BF16;
     if (by == HTI_FIRST_ROWS || by == HTI_NARROW) {
         TRY(prepare_starts(ctx, &a, call));
         return by == HTI_NARROW ? hti_narrow_forward(ctx, a) : hti_first_forward(ctx, call, a.cu);
@@ -388,16 +388,16 @@ ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *
     }
     layout_forward(&a, call->scratch);
     set_tensors(&a, call);
-    TRY(prepare(ctx, a, call, bf16));
+    TRY(prepare(ctx, a, call, is_bf16));
     if (by == HTI_FULL) return hti_full_forward(ctx, call, a);
-    return hti_generic_forward(ctx, a, bf16);
+    return hti_generic_forward(ctx, a, is_bf16);
 }
 
 ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call *call) {
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
     hti_family by = family_of(ctx, call, 1);
-    int bf16 = call->desc->dtype == HT_BF16;
+    int is_bf16 = call->desc->dtype == HT_BF16;
     if (by == HTI_FIRST_ROWS || by == HTI_NARROW) {
         TRY(prepare_starts(ctx, &a, call));
         return by == HTI_NARROW ? hti_narrow_backward(ctx, a) : hti_first_backward(ctx, call, a.cu);
@@ -412,8 +412,8 @@ ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call 
     }
     layout_backward(&a, call->scratch, call->desc->has_bias);
     set_tensors(&a, call);
-    TRY(prepare(ctx, a, call, bf16));
+    TRY(prepare(ctx, a, call, is_bf16));
     if (by == HTI_FULL) return hti_full_backward(ctx, call, a);
-    TRY(hti_cuda_restrict(ctx, a, bf16));
-    return hti_generic_backward(ctx, a, bf16);
+    TRY(hti_cuda_restrict(ctx, a, is_bf16));
+    return hti_generic_backward(ctx, a, is_bf16);
 }

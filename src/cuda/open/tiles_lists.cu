@@ -187,7 +187,7 @@ ht_status hti_open_sort(const ht_context *ctx, const hti_open_back &shape,
     int64_t segments = b.o.a.q_heads * b.level_room;
     int64_t longest = (b.o.a.length + HTI_OPEN_TILE - 1) / HTI_OPEN_TILE;
     b.sorting = which;
-    b.window = (int)(longest < WINDOW ? (longest + 1023) / 1024 * 1024 : WINDOW);
+    b.window = (int)(longest < WINDOW ? (longest + 1023) / 1024 * 1024 : (int64_t)WINDOW);
     size_t shared = (size_t)b.window / 4;
     TRY(hti_cuda_launch(ctx, scan_pairs_kernel, name, dim3((unsigned)b.o.a.q_heads), SCAN_THREADS,
                         0, b));
