@@ -1,6 +1,7 @@
-"""Every function of the public headers as a row of a table that test_api.c goes over.
+"""Every function of the public headers as a row of a table that test_api.c goes over; and every
+struct with a size that one takes or fills, for test_sizes.c.
 
-    python3 calls.py OUT.h HEADER...
+    python3 calls.py CALLS.h TAKEN.h HEADER...
 """
 import re
 import sys
@@ -26,11 +27,11 @@ def argument(index, kind):
 
 
 def main():
-    out, headers = sys.argv[1], sys.argv[2:]
+    out, taken, headers = sys.argv[1], sys.argv[2], sys.argv[3:]
     text = "\n".join(COMMENT.sub(" ", open(header).read()) for header in headers)
     text = re.sub(r"^\s*#.*$", "", text, flags=re.M)
     functions = FUNCTION.findall(text)
-    lines, rows = [], []
+    lines, rows, structs = [], [], STRUCT.findall(text)
     for result, name, parameters in functions:
         pairs = [] if parameters.strip() == "void" else [split(p) for p in parameters.split(",")]
         call = "%s(%s)" % (name, ", ".join(argument(i, k) for i, (k, _) in enumerate(pairs)))
@@ -40,9 +41,9 @@ def main():
             "" if status else "    return -1;\n"))
         rows.append('    {"%s", call_%s, %d, {%s}},\n' % (name, name, len(pairs), ", ".join(
             '{"%s", "%s"}' % pair for pair in pairs) or "{NULL, NULL}"))
-    for name in STRUCT.findall(text):
+    for name in structs:
         lines.append("static %s sized_%s = {.size = sizeof(%s)};\n" % (name, name, name))
-    sized = ['    {"%s *", &sized_%s},\n' % (n, n) for n in STRUCT.findall(text)]
+    sized = ['    {"%s *", &sized_%s},\n' % (n, n) for n in structs]
     handles = ['"%s *", ' % n for n in HANDLE.findall(text)]
     fields = ['    {"%s *", "%s", offsetof(%s, %s), sizeof(sized_%s.%s), %d},\n' % (
         struct, name, struct, name, struct, name, kind == "double")
@@ -55,6 +56,10 @@ def main():
         f.write("%s};\n" % "".join(sized))
         f.write("\nstatic const field fields[] = {\n%s};\n" % "".join(fields))
         f.write("\nstatic const char *const handles[] = {%s};\n" % "".join(handles))
+    with open(taken, "w") as f:
+        for _, name, parameters in functions:
+            kinds = re.findall(r"\b(ht_\w+) \*", parameters)
+            f.write("".join('{"%s", "%s"},\n' % (name, k) for k in kinds if k in structs))
     if len(functions) != len(re.findall(r"^HT_API|\nHT_API", text)):
         sys.exit("calls.py: %d functions found, %d declared" % (
             len(functions), len(re.findall(r"\bHT_API\b", text))))
