@@ -284,9 +284,8 @@ static void release(job *j) {
 
 static int run(const void *values) {
     job j = {.values = values, .code = CLI_FAILED};
-    if (j.values->causal && j.values->query == HT_QUERY_MEAN) {
-        cli_say("attend", "--query mean with --causal would let later rows steer earlier ones; "
-                          "use --query first or fine");
+    if (!cli_check_query(j.values->kind, j.values->query, j.values->causal, &j.error)) {
+        cli_say("attend", "%s", j.error.text);
         return CLI_USAGE;
     }
     if (j.values->lse && strcmp(j.values->lse, j.values->out) == 0) {

@@ -74,5 +74,7 @@ typedef struct cli_opening {
 
 /* What --query stands for: auto is resolved by the library. */
 ht_query cli_query(int chosen, int causal, int64_t open);
+/* Would the library take it? Asked before any work, as wrong usage. */
+bool cli_check_query(int kind, int query, int causal, cli_error *error);
 
 #endif

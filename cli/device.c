@@ -25,6 +25,12 @@ ht_query cli_query(int chosen, int causal, int64_t open) {
     return ht_attention_query(&desc);
 }
 
+bool cli_check_query(int kind, int query, int causal, cli_error *error) {
+    if (kind != HT_HIERARCHICAL || query != HT_QUERY_MEAN || !causal) return true;
+    return cli_fail(error, "--query mean in causal attention would let later rows steer earlier "
+                           "ones; use --query first or fine");
+}
+
 const char *cli_device(const char *device, int double_precision) {
     const char *set = getenv("HTRANSFORMER_DEVICE");
     if (device || (set && *set)) return device;

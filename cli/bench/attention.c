@@ -359,9 +359,9 @@ static bool bench_length(bench_run *run, int64_t length) {
 static int run_attention(const void *values) {
     const bench_values *v = values;
     bench_run run;
-    if (v->causal && v->query == HT_QUERY_MEAN) {
-        cli_say("bench attention",
-                "--query mean does not go with --causal; use --query first or fine");
+    cli_error error = {""};
+    if (!cli_check_query(v->kind, v->query, v->causal, &error)) {
+        cli_say("bench attention", "%s", error.text);
         return CLI_USAGE;
     }
     bool ok = bench_open(&run, v, "bench attention");

@@ -214,12 +214,12 @@ static bool bench_length(bench_run *run, int64_t length) {
 static int run_decode(const void *values) {
     bench_values v = *(const bench_values *)values;
     v.causal = 1;
-    if (v.query == HT_QUERY_MEAN) {
-        cli_say("bench decode", "--query mean does not go with decoding, which is causal; use "
-                                "--query first or fine");
+    bench_run run;
+    cli_error error = {""};
+    if (!cli_check_query(v.kind, v.query, v.causal, &error)) {
+        cli_say("bench decode", "%s", error.text);
         return CLI_USAGE;
     }
-    bench_run run;
     bool ok = bench_open(&run, &v, "bench decode");
     if (ok && !v.json) print_head(&run);
     for (int i = 0; ok && i < v.length.count; i++) ok = bench_length(&run, v.length.at[i]);

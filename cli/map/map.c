@@ -53,9 +53,7 @@ static bool check(const map_values *v, cli_error *error) {
     int kinds = (v->rank != NULL) + v->error + v->attention;
     bool files = v->q || v->k || v->v;
     if (kinds > 1) return cli_fail(error, "--rank, --error and --attention are three maps: one");
-    if (v->causal && v->query == HT_QUERY_MEAN)
-        return cli_fail(error, "--query mean with --causal would let later rows steer earlier "
-                               "ones; use --query first or fine");
+    if (!cli_check_query(HT_HIERARCHICAL, v->query, v->causal, error)) return false;
     if (v->error || v->attention) {
         if (files == (v->run != NULL))
             return cli_fail(error, "give either --q, --k and --v, or --run and --text");

@@ -125,11 +125,18 @@ static void write_random(int single) {
 }
 
 static const char *const modes[] = {
-    "--query mean",          "--query first",
-    "--query fine",          "--kind full",
-    "--kind local",          "--causal",
-    "--causal --query fine", "--causal --kind full",
-    "--causal --kind local", "--causal --query first",
+    "--query mean",
+    "--query first",
+    "--query fine",
+    "--kind full",
+    "--kind local",
+    "--causal",
+    "--causal --query fine",
+    "--causal --kind full",
+    "--causal --kind local",
+    "--causal --query first",
+    /* local and full do without a query */
+    "--causal --kind local --query mean",
 };
 #define MODES (sizeof modes / sizeof modes[0])
 

@@ -179,8 +179,8 @@ static void test_wrong_usage(void **state) {
         {"bench attention --dtype f16", "--dtype must be f32, bf16 or f64, got 'f16'"},
         {"bench attention --kv-heads 3", "--kv-heads must divide --heads 8, got 3"},
         {"bench attention --device cpu:reff", "did you mean cpu:ref?"},
-        {"bench attention --causal --query mean", "--query mean does not go with --causal"},
-        {"bench decode --query mean", "--query mean does not go with decoding"},
+        {"bench attention --causal --query mean", "--query mean in causal attention would"},
+        {"bench decode --query mean", "--query mean in causal attention would"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         program_expect(2, cases[i][1], cases[i][0]);
