@@ -48,9 +48,14 @@ else
 fi
 
 cmake -S . -B build-fuzz -G Ninja -DBUILD_TESTING=ON -DHT_CUDA=OFF -DHT_FUZZ=ON \
-    -DHT_SANITIZE=fuzzer-no-link,address,undefined -DCMAKE_C_COMPILER=clang >/dev/null
+    -DHT_SANITIZE=fuzzer-no-link,address,undefined -DCMAKE_C_COMPILER=clang \
+    -DCMAKE_CXX_COMPILER=clang++ >/dev/null
 # shellcheck disable=SC2046
-cmake --build build-fuzz --target $(for name in $chosen; do echo "fuzz_$name"; done) >/dev/null
+cmake --build build-fuzz --target $(for name in $chosen; do echo "fuzz_$name"; done) \
+    >build-fuzz/build.log || {
+    cat build-fuzz/build.log >&2
+    exit 2
+}
 
 found=build-fuzz/found/
 mkdir -p "$found"

@@ -106,7 +106,8 @@ sees_races() {
 races='^((properties|cache)/cpu:(ref|avx2)|ops$|train$|families$|example)'
 targets="test_properties test_cache test_ops test_train test_families attend"
 if sees_races >"$log" 2>&1; then
-    build_in build-tsan -DCMAKE_C_COMPILER=clang -DHT_CUDA=OFF -DHT_SANITIZE=thread &&
+    build_in build-tsan -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DHT_CUDA=OFF \
+        -DHT_SANITIZE=thread &&
         test_in build-tsan -R "$races"
 else
     say "skipping the thread sanitizer: with this clang and OpenMP it sees races where none are"

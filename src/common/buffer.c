@@ -29,7 +29,7 @@ ht_status hti_buffer_add(hti_buffer *b, const void *bytes, size_t count) {
 }
 
 void hti_buffer_free(hti_buffer *b) {
-    if (b->ctx) hti_host_free(b->ctx, b->data);
+    hti_host_free(b->ctx, b->data);
     b->data = NULL;
     b->used = b->room = 0;
 }
