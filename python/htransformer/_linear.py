@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional
 
 import numpy as np
 
+from ._folder import is_there
 from ._library import FormatError, UnsupportedError
 from ._models_library import DataInfo, LinearInfo, Owner, labels_of, made, pointer
 
@@ -29,7 +30,7 @@ class Linear:
     @staticmethod
     def load(owner: Owner, folder: str) -> Optional["Linear"]:
         path = os.path.join(folder, FILE)
-        if not os.path.exists(path):
+        if not is_there(path):
             return None
         return Linear(owner, owner.make("ht_linear_load", "ht_linear_destroy", owner.context,
                                         os.fsencode(path)))

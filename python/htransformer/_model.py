@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from . import _library
+from ._folder import find_weights, is_there, read_run, rows_desc
 from ._library import FileError, InvalidError, UnsupportedError
 from ._linear import Linear
 from ._models_library import (HEADERS, PARTS, ROWS, Batch, DataDesc, GeneratorDesc, Owner, Report,
@@ -19,69 +20,7 @@ from ._models_library import (HEADERS, PARTS, ROWS, Batch, DataDesc, GeneratorDe
 Text = Union[str, bytes]
 
 END = 1  # of ht_status
-BOX = "shakespeare.safetensors"
-
-
-# ---- files of a run ----------------------------------------------------------------------------
-
-
-def _step(name: str) -> int:
-    """The step of "step-000000123.safetensors", -1: another name."""
-    number = name[5:-12]
-    found = name.startswith("step-") and name.endswith(".safetensors") and number.isdigit()
-    return int(number) if found else -1
-
-
-def find_weights(run: Optional[str], last: bool = False) -> str:
-    """The file of a run's weights, as the program finds it."""
-    if run is None:
-        return _box()
-    if not os.path.isdir(run):
-        if not os.path.exists(run):
-            raise FileError("%s could not be opened: there is no such file or folder" % run)
-        return run
-    best = os.path.join(run, "best.safetensors")
-    if not last and os.path.exists(best):
-        return best
-    newest = max(os.listdir(run), key=_step, default="")
-    for name in ([newest] if _step(newest) >= 0 else []) + ["model.safetensors"]:
-        if os.path.exists(os.path.join(run, name)):
-            return os.path.join(run, name)
-    raise FileError("%s holds no checkpoint of a run" % run)
-
-
-def _box() -> str:
-    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    for folder in (package_folder(), os.path.join(here, "models")):
-        if folder and os.path.exists(os.path.join(folder, BOX)):
-            return os.path.join(folder, BOX)
-    raise FileError("the model that comes with htransformer-models (%s) is not installed: name a "
-                    "run" % BOX)
-
-
-def read_run(folder: str) -> Dict[str, Any]:
-    """run.json of a folder: where its data was and how its rows are read; {}: there is none."""
-    path = os.path.join(folder, "run.json")
-    if not os.path.exists(path):
-        return {}
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except ValueError as error:
-        raise _library.FormatError("%s is damaged: %s" % (path, error)) from None
-    return found if isinstance(found, dict) else {}
-
-
-def rows_desc(given: Dict[str, Any]) -> RowsDesc:
-    def words(name: str) -> Optional[bytes]:
-        return given[name].encode() if given.get(name) else None
-
-    kind, header = given.get("rows") or "auto", given.get("header") or "auto"
-    for name, value, table in (("rows", kind, ROWS), ("header", header, HEADERS)):
-        if value not in table:
-            raise InvalidError("%s must be one of %s, got %r" % (name, ", ".join(table), value))
-    return made(RowsDesc, kind=ROWS[kind], header=HEADERS[header], text_column=words("text_column"),
-                label_column=words("label_column"), skip_bad=int(bool(given.get("skip_bad"))))
+TURNS = 50  # that a trainer may take the newest checkpoint away beneath a reader
 
 
 def in_bytes(text: Text) -> bytes:
@@ -108,9 +47,8 @@ class Model:
                  last: bool = False, length: Optional[int] = None, open: Optional[int] = None):
         path = find_weights(run, last)
         self._own = Owner(device, threads)
-        self.path, self.device = path, self._own.device
-        self._model = self._own.make("ht_model_load", "ht_model_destroy", self._own.context,
-                                     os.fsencode(path))
+        self._model, self.path = self._load(path, run, last)
+        self.device = self._own.device
         lib = self._own.lib
         self._config = self._own.make("ht_config_copy", "ht_config_destroy",
                                       lib.ht_model_config(self._model))
@@ -124,7 +62,20 @@ class Model:
         self._trainer = self._own.make(
             "ht_trainer_create", "ht_trainer_destroy", self._model,
             byref(made(TrainerDesc, config=self._config, inference=1)))
-        self._linear = Linear.find(self._own, os.path.dirname(path), self.config, self.labels)
+        self._linear = Linear.find(self._own, os.path.dirname(self.path), self.config, self.labels)
+
+    def _load(self, path: str, run: Optional[str], last: bool) -> Tuple[Any, str]:
+        """Beside a trainer the checkpoint that was the newest may be gone when it is opened; then
+        another one is."""
+        for turn in range(TURNS + 1):
+            try:
+                return self._own.make("ht_model_load", "ht_model_destroy", self._own.context,
+                                      os.fsencode(path)), path
+            except FileError:
+                if run is None or turn == TURNS or is_there(path):
+                    raise
+            path = find_weights(run, last)
+        raise AssertionError("not reached")
 
     def _change(self, length: Optional[int], open: Optional[int]) -> None:
         """Another length: as many tokens per batch as before."""
@@ -139,7 +90,7 @@ class Model:
     def _open_tokenizer(self) -> Any:
         path = os.path.join(os.path.dirname(self.path), "tokens.model")
         found = self._own.make("ht_tokenizer_open", "ht_tokenizer_close", self._own.context,
-                               os.fsencode(path) if os.path.exists(path) else None)
+                               os.fsencode(path) if is_there(path) else None)
         tokens = self._own.lib.ht_tokenizer_vocab(found)
         if tokens > self.config["vocab"]:
             raise _library.FormatError("%s has %d tokens, but the model only %d"

@@ -128,6 +128,7 @@ _FUNCTIONS = {  # name: (result, arguments); results of c_int are ht_status
                                     POINTER(c_int64)]),
     "ht_tokenizer_piece": (c_void_p, [_H, c_int32, POINTER(c_size_t)]),
     "ht_data_open": (c_int, [_OUT, _H, POINTER(DataDesc)]),
+    "ht_data_open_parts": (c_int, [_OUT, _OUT, _H, POINTER(DataDesc)]),
     "ht_data_close": (None, [_H]),
     "ht_data_get_info": (c_int, [_H, POINTER(DataInfo)]),
     "ht_data_labels": (c_void_p, [_H]),
@@ -167,6 +168,7 @@ _FUNCTIONS = {  # name: (result, arguments); results of c_int are ht_status
     "ht_trainer_embed": (c_int, [_H, POINTER(Batch), c_void_p]),
     "ht_trainer_resume": (c_int, [_H, _H, c_char_p, POINTER(ResumeInfo)]),
     "ht_train": (c_int, [_H, POINTER(TrainDesc)]),
+    "ht_file_step": (c_int64, [c_char_p]),
     "ht_writer_create": (c_int, [_OUT, _H, c_char_p]),
     "ht_writer_destroy": (None, [_H]),
     "ht_writer_put": (c_int, [_H, c_char_p, c_size_t]),
@@ -274,6 +276,13 @@ class Owner:
         self.call(create, ctypes.byref(handle), *arguments)
         self._handles.append((getattr(self.lib, destroy), handle))
         return handle
+
+    def make_two(self, create: str, destroy: str, *arguments: Any) -> Any:
+        """The handles of create(&one, &other, *arguments)."""
+        both = (c_void_p(), c_void_p())
+        self.call(create, *map(ctypes.byref, both), *arguments)
+        self._handles += [(getattr(self.lib, destroy), handle) for handle in both]
+        return both
 
     def drop(self, handle: Any) -> None:
         """Destroys one before its time."""

@@ -3,13 +3,15 @@ import ctypes
 import fcntl
 import json
 import os
+import warnings
 from ctypes import byref, c_int64
 from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple, Union
 
 from . import _library, _linear
-from ._library import FileError, FormatError, InvalidError
+from ._folder import find_weights, is_there, read_file, read_run, rows_desc
+from ._library import FileError, InvalidError
 from ._linear import Linear
-from ._model import Model, find_weights, in_bytes, load, read_run, rows_desc
+from ._model import Model, in_bytes, load
 from ._models_library import (PARTS, DataDesc, DataInfo, Owner, ResumeInfo, Tell, TrainDesc,
                               TrainerDesc, config_text, labels_of, made)
 
@@ -73,7 +75,7 @@ class _Folder:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FileError("%s is in use: another process trains there" % run) from None
-        there = os.path.exists(self.config)
+        there = is_there(self.config)
         if resume and not there:
             raise FileError("%s holds no run to go on with" % run)
         if there and not resume:
@@ -114,8 +116,6 @@ def _places(own: Owner, folder: _Folder, given: Dict[str, Any], resume: bool) ->
                              "skip_bad": False}
     if resume:
         found.update(read_run(folder.path))
-        if not isinstance(found["data"], str) or not isinstance(found["holdout"], (int, float)):
-            raise FormatError("%s is damaged" % folder.file("run.json"))
         if given["holdout"] is not None and given["holdout"] != found["holdout"]:
             raise InvalidError("%s has holdout %g and keeps it: it cannot go on with %g"
                                % (folder.path, found["holdout"], given["holdout"]))
@@ -154,8 +154,7 @@ class _Run:
         self.config = self.own.make("ht_config_create", "ht_config_destroy", self.own.context,
                                     start.encode() if start else None)
         if self.resume:
-            with open(self.folder.config, "rb") as file:
-                self.own.call("ht_config_read_json", self.config, file.read())
+            self.own.call("ht_config_read_json", self.config, read_file(self.folder.config))
         for key, value in settings.items():
             self.set(key, value)
         if self.resume:
@@ -166,7 +165,7 @@ class _Run:
 
     def use_tokenizer(self, given: Optional[str], settings: Dict[str, Any]) -> None:
         path = given or self.folder.file("tokens.model")
-        if not given and not os.path.exists(path):
+        if not given and not is_there(path):
             return
         if self.settings()["task"] != "language":
             raise InvalidError("tokenizer is for language models, got task %s"
@@ -176,26 +175,31 @@ class _Run:
         if "vocab" not in settings:
             self.set("vocab", self.own.lib.ht_tokenizer_vocab(self.tokenizer))
 
-    def open_part(self, where: Dict[str, Any], part: str, labels: Any) -> Any:
-        own_file = part == "valid" and where["valid"]
-        path = own_file or where["data"]
-        holdout = 0.0 if where["valid"] or not path else where["holdout"]
-        if part == "valid" and path and not own_file and where["holdout"] == 0:
-            return None  # none wanted
-        rows = rows_desc(where)
-        desc = made(DataDesc, config=self.config, part=PARTS[part], tokenizer=self.tokenizer,
-                    rows=ctypes.pointer(rows), labels=labels, holdout=holdout,
+    def describe(self, where: Dict[str, Any], path: str, **more: Any) -> DataDesc:
+        return made(DataDesc, config=self.config, tokenizer=self.tokenizer,
+                    rows=ctypes.pointer(rows_desc(where)),
                     keep_texts=int(_linear.fits(self.settings())),
                     path=os.fsencode(path) if path else None,
-                    papers=os.fsencode(where["papers"]) if where["papers"] else None)
+                    papers=os.fsencode(where["papers"]) if where["papers"] else None, **more)
+
+    def open_one(self, desc: DataDesc) -> Any:
         return self.own.make("ht_data_open", "ht_data_close", self.own.context, byref(desc))
 
     def open_data(self, where: Dict[str, Any]) -> None:
-        self.train = self.open_part(where, "train", None)
+        path, valid = where["data"], where["valid"]
+        both = path and not valid and where["holdout"] > 0
+        if both:  # of one file, by one reading
+            self.train, self.valid = self.own.make_two(
+                "ht_data_open_parts", "ht_data_close", self.own.context,
+                byref(self.describe(where, path, holdout=where["holdout"])))
+        else:
+            self.train = self.open_one(self.describe(where, path))
         labels = self.own.lib.ht_data_labels(self.train)
         if labels:
             self.set("classes", len(labels_of(labels)))
-        self.valid = self.open_part(where, "valid", labels)
+        if not both and (valid or not path):
+            self.valid = self.open_one(self.describe(where, valid or path, part=PARTS["valid"],
+                                                     labels=labels))
 
     def count_epochs(self, epochs: float, settings: Dict[str, Any]) -> None:
         if not epochs:
@@ -218,13 +222,16 @@ class _Run:
         self.trainer = self.own.make("ht_trainer_create", "ht_trainer_destroy", self.model,
                                      byref(made(TrainerDesc, config=self.config)))
         if self.resume:  # before anything is written: settings that do not fit must not stay
+            info = made(ResumeInfo)
             self.own.call("ht_trainer_resume", self.trainer, self.train,
-                          os.fsencode(self.folder.path), byref(made(ResumeInfo)))
+                          os.fsencode(self.folder.path), byref(info))
+            if info.skipped:
+                warnings.warn("goes on from step %d: %d newer could not be read: %s" % (
+                    info.step, info.skipped, info.why.decode(errors="replace")))
 
     def write_folder(self, where: Dict[str, Any], tokenizer: Optional[str]) -> None:
         if tokenizer:
-            with open(tokenizer, "rb") as file:
-                _write(self.own, self.folder.file("tokens.model"), file.read())
+            _write(self.own, self.folder.file("tokens.model"), read_file(tokenizer, 1 << 28))
         kept = {"version": _library.version(), **where}
         kept.update({name: _whole(where[name]) for name in ("data", "valid", "papers")})
         _write(self.own, self.folder.file("run.json"), (json.dumps(kept) + "\n").encode())
@@ -244,7 +251,7 @@ class _Run:
 
     def end_linear(self) -> None:
         best = self.folder.file("best.safetensors")
-        if self.linear is None or self.valid is None or not os.path.exists(best):
+        if self.linear is None or self.valid is None or not is_there(best):
             return
         self.own.call("ht_model_take", self.model, os.fsencode(best), None)
         self.linear.choose(self.folder.path, self.trainer, self.valid,
