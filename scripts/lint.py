@@ -25,6 +25,10 @@ BANNED = re.compile(r"\b(v?f?printf|puts|putchar|perror|_?exit|_Exit|abort|asser
 LEFT_OPEN = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 CUDA_HEADER = re.compile(r"cuda|cublas|cooperative_groups|mma\.h")
+# with more than 14 of them glibc's printf takes memory, and prints nothing where there is none
+CONVERSIONS = 12
+LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"(?:\s*(?:PRI\w+\s*)?"(?:\\.|[^"\\\n])*")*')
+CONVERSION = re.compile(r"%(?!%)[-+ #0]*[\d*]*(?:\.[\d*]+)?")
 TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.S)
 
 
@@ -131,6 +135,15 @@ def check_functions(text):
         previous = char
 
 
+def check_formats(text):
+    """Formats of printf and its like that are too long."""
+    code = re.sub(r"/\*.*?\*/", lambda match: "\n" * match.group().count("\n"), text, flags=re.S)
+    for match in LITERALS.finditer(code):
+        count = len(CONVERSION.findall(match.group().replace("%%", "")))
+        if count > CONVERSIONS:
+            yield code.count("\n", 0, match.start()) + 1, "%d conversions in one format" % count
+
+
 def check_file(root, path):
     text = (root / path).read_text(encoding="utf-8", errors="replace")
     lines = text.split("\n")
@@ -155,6 +168,8 @@ def check_file(root, path):
         yield 1, "does not open with a comment of its purpose"
     yield from check_includes(root, path, text)
     bare = strip(text)
+    if path.suffix == ".c" and path.parts[0] in ("src", "cli"):
+        yield from check_formats(text)
     if path.parts[0] == "src":
         for number, line in enumerate(bare.split("\n"), 1):
             call = BANNED.search(line)

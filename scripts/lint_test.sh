@@ -78,6 +78,8 @@ caught "a CUDA header outside" "CUDA headers" src/core/a.h '#include <cuda_runti
 caught "a printf in the library" "printf" src/core/a.h 'int g(void) { return printf("x"); }'
 caught "an exit in the library" "exit" src/core/a.h 'void g(void) { exit(1); }'
 caught "an assert in the library" "assert" src/core/a.h 'void g(void) { assert(1); }'
+caught "a long format" "13 conversions" src/core/a.c \
+    'const char *f = "%s %s %s %s %5.2f %-*d %% %s" "%s %s" /* a word */ "%s %s %s %s";'
 caught "a long line" "101 columns" src/op.h "// $long"
 caught "a tab" "a tab" cli/main.c "$(printf '\tint x;')"
 caught "a long function" "function of 82 lines" src/core/a.c "int h(int x) {" "$many" "}"

@@ -301,12 +301,14 @@ static void print_head(const bench_run *run) {
         : sgemm_blas() ? sgemm_blas()
                        : "no sgemm column: this program was built without a BLAS";
     char opened[32];
-    cli_line("%s%s%s%s%s, query %s%s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64
-             ", head_dim %" PRId64 ", block %" PRId64 ", %s",
-             cli_kinds[d->kind], d->causal ? " causal" : "", d->has_bias ? ", bias" : "",
-             run->values->keep ? ", keeping" : "", run->values->packed ? ", packed" : "",
-             cli_queries[d->query], bench_open_text(opened, d), run->values->batch, d->q_heads,
-             d->kv_heads, d->head_dim, d->block, cli_dtypes[d->dtype]);
+    char how[48];
+    snprintf(how, sizeof how, "%s%s%s%s", d->causal ? " causal" : "", d->has_bias ? ", bias" : "",
+             run->values->keep ? ", keeping" : "", run->values->packed ? ", packed" : "");
+    cli_line("%s%s, query %s%s; batch %" PRId64 ", heads %" PRId64 "/%" PRId64 ", head_dim %" PRId64
+             ", block %" PRId64 ", %s",
+             cli_kinds[d->kind], how, cli_queries[d->query], bench_open_text(opened, d),
+             run->values->batch, d->q_heads, d->kv_heads, d->head_dim, d->block,
+             cli_dtypes[d->dtype]);
     cli_line("on %s, %d thread%s; %s%s", ht_context_device(run->ctx), ht_context_threads(run->ctx),
              ht_context_threads(run->ctx) == 1 ? "" : "s",
              !run->cuda && sgemm_blas() ? "sgemm by " : "", yardstick);

@@ -82,9 +82,8 @@ static void print_head(bool markdown) {
             "| Transformer in LRA | local in LRA | H-Transformer-1D | commit |\n"
             "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     else
-        printf("%-10s %-16s %-12s %5s %4s %11s %7s %6s %13s %6s | %11s %6s %7s | %s\n", "task",
-               "preset", "attention", "block", "seed", "steps", "minutes", "valid", "test", "fresh",
-               "Transformer", "local", "paper's", "commit");
+        printf("task       preset           attention    block seed       steps minutes  valid"
+               "          test  fresh | Transformer  local paper's | commit\n");
 }
 
 static void print_row(const row *r, bool markdown) {
@@ -92,19 +91,19 @@ static void print_row(const row *r, bool markdown) {
     const char *full = i < TASKS ? published[i].transformer : "";
     const char *local = i < TASKS ? published[i].local : "";
     const char *paper = i < TASKS ? published[i].paper : "";
-    const char *format = markdown
-                             ? "| %s | %s | %s | %.0f | %.0f | %s | %.1f | %.2f | %.2f +- %.2f | "
-                               "%s | %s | %s | %s | %s |\n"
-                             : "%-10s %-16s %-12s %5.0f %4.0f %11s %7.1f %6.2f %5.2f +- %4.2f %6s "
-                               "| %11s %6s %7s | %s\n";
+    const char *run = markdown ? "| %s | %s | %s | %.0f | %.0f | %s | %.1f | "
+                               : "%-10s %-16s %-12s %5.0f %4.0f %11s %7.1f ";
+    const char *beside = markdown ? "%.2f | %.2f +- %.2f | %s | %s | %s | %s | %s |\n"
+                                  : "%6.2f %5.2f +- %4.2f %6s | %11s %6s %7s | %s\n";
     char fresh[16] = "", steps[48];
     if (r->fresh >= 0) snprintf(fresh, sizeof fresh, "%.2f", 100 * r->fresh);
     if (r->pretrain >= 0)
         snprintf(steps, sizeof steps, "%.0f+%.0f", r->pretrain, r->steps);
     else
         snprintf(steps, sizeof steps, "%.0f", r->steps);
-    printf(format, r->task, r->preset, r->kind, r->block, r->seed, steps, r->seconds / 60,
-           100 * r->valid, 100 * r->test, 100 * r->error, fresh, full, local, paper, r->commit);
+    printf(run, r->task, r->preset, r->kind, r->block, r->seed, steps, r->seconds / 60);
+    printf(beside, 100 * r->valid, 100 * r->test, 100 * r->error, fresh, full, local, paper,
+           r->commit);
 }
 
 static bool same_setting(const row *a, const row *b) {

@@ -181,7 +181,9 @@ static bool read_places(places *out, const char *run, cli_error *error) {
 /* From the root, so that a run goes on from any working directory; what is not there, as it is. */
 static bool add_path(json_writer *json, const char *name, const char *path, cli_error *error) {
     char *whole = path[0] ? realpath(path, NULL) : NULL;
-    bool good = whole || !path[0] || errno != ENOMEM || cli_fail(error, "out of memory");
+    bool none = !path[0] || errno == ENOENT || errno == ENOTDIR;
+    bool good =
+        whole || none || cli_fail(error, "%s could not be opened: %s", path, strerror(errno));
     if (good) json_text(json, name, whole ? whole : path);
     free(whole);
     return good;

@@ -45,13 +45,15 @@ int64_t hti_spm_encode(const void *model, const char *text, size_t bytes, int32_
     *ids = nullptr;
     try {
         std::vector<int> out;
-        if (!processor(model)->Encode(std::string(text, bytes), &out).ok()) return -1;
+        if (!processor(model)->Encode(std::string(text, bytes), &out).ok()) return HTI_SPM_FAILED;
         if (out.empty()) return 0;
         *ids = static_cast<int32_t *>(std::malloc(out.size() * sizeof **ids));
-        if (!*ids) return -1;
+        if (!*ids) return HTI_SPM_STARVED;
         for (size_t i = 0; i < out.size(); i++) (*ids)[i] = out[i];
         return static_cast<int64_t>(out.size());
+    } catch (const std::bad_alloc &) {
+        return HTI_SPM_STARVED;
     } catch (...) {
-        return -1;
+        return HTI_SPM_FAILED;
     }
 }

@@ -21,7 +21,8 @@ void hti_spm_close(void *model);
 int hti_spm_count(const void *model);
 /* Piece `id` and what it stands for; a byte is written <0x41>. */
 const char *hti_spm_piece(const void *model, int id, hti_spm_kind *kind);
-/* Ids of a text, from malloc, *ids NULL if there are none; returns how many, -1: it failed. */
+/* Ids of a text, from malloc, *ids NULL if there are none; returns how many, or one of these. */
+enum { HTI_SPM_FAILED = -1, HTI_SPM_STARVED = -2 /* there was no memory */ };
 int64_t hti_spm_encode(const void *model, const char *text, size_t bytes, int32_t **ids);
 
 #ifdef __cplusplus

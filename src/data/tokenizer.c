@@ -87,6 +87,7 @@ static ht_status probe(const ht_tokenizer *t, const char *path) {
     int32_t *ids;
     int64_t n = hti_spm_encode(t->model, text, sizeof text - 1, &ids);
     size_t at = 0;
+    CHECK(t->ctx, n != HTI_SPM_STARVED, HT_NOMEM, "out of memory: the tokens of %s", path);
     int same = n >= 0;
     for (int64_t i = 0; i < n && same; i++) {
         size_t from = t->starts[ids[i] + 1], count = t->starts[ids[i] + 2] - from;
@@ -216,19 +217,19 @@ static int gives_back(const ht_tokenizer *t, const int32_t *ids, int64_t count, 
     for (int64_t i = 0; i < count; i++) {
         size_t n;
         const char *piece = ht_tokenizer_piece(t, ids[i] + 1, &n);
-        if (n > bytes - at || memcmp(piece, text + at, n) != 0) return 0;
+        if (n == 0 || n > bytes - at || memcmp(piece, text + at, n) != 0) return 0;
         at += n;
     }
     return at == bytes;
 }
 
-/* A run that does not come back as it was is halved until what is at fault is one character.
- * Returns 0 if SentencePiece failed. */
+/* A run that does not come back as it was, or that SentencePiece cannot make tokens of, is halved
+ * until what is at fault is one character. Returns 0 without memory. */
 static int encode_run(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
     int32_t *ids;
     int64_t count = hti_spm_encode(t->model, text, bytes, &ids);
-    if (count < 0) return 0;
-    int good = gives_back(t, ids, count, text, bytes);
+    if (count == HTI_SPM_STARVED) return 0;
+    int good = count >= 0 && gives_back(t, ids, count, text, bytes);
     for (int64_t i = 0; i < count && good; i++) emit(s, ids[i] + 1);
     free(ids);
     if (good) return 1;
@@ -277,7 +278,7 @@ static ht_status encode_runs(hti_bpe_work *w, const ht_tokenizer *t, const char 
     return HT_OK;
 }
 
-static int encode_words(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
+static ht_status encode_words(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
     hti_bpe_work work;
     ht_status status = hti_bpe_begin(&work, t->bpe);
     work.tokens = s->tokens + (s->count < s->room ? s->count : 0);
@@ -286,13 +287,14 @@ static int encode_words(sink *s, const ht_tokenizer *t, const char *text, size_t
     for (int64_t i = 0; i < work.count && i < work.room; i++) work.tokens[i]++;
     s->count += work.count;
     hti_bpe_end(&work);
-    return status == HT_OK;
+    return status;
 }
 
 /* ---- both ---- */
 
-static int encode_part(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
-    return t->bpe ? encode_words(s, t, text, bytes) : encode_pieces(s, t, text, bytes);
+static ht_status encode_part(sink *s, const ht_tokenizer *t, const char *text, size_t bytes) {
+    if (t->bpe) return encode_words(s, t, text, bytes);
+    return encode_pieces(s, t, text, bytes) ? HT_OK : HT_NOMEM;
 }
 
 static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -313,7 +315,7 @@ static ht_status encode(sink *s, const ht_tokenizer *t, const char *text, size_t
     enum { PARTS = 64, LEAST = 1 << 14 };
     size_t starts[PARTS + 1] = {0}, size = bytes / PARTS < LEAST ? LEAST : bytes / PARTS;
     sink sinks[PARTS];
-    int parts = 0, good = 1;
+    int parts = 0, worst = HT_OK;
     if ((size_t)s->room < bytes) size = bytes; /* counted and cut: one part */
     while (starts[parts] < bytes) {
         size_t from = starts[parts];
@@ -323,10 +325,15 @@ static ht_status encode(sink *s, const ht_tokenizer *t, const char *text, size_t
         starts[parts] =
             parts == PARTS ? bytes : from + part_end(t, text + from, bytes - from, size);
     }
-#pragma omp parallel for schedule(dynamic) num_threads(t->ctx->threads) reduction(&& : good)
-    for (int i = 0; i < parts; i++)
-        good = encode_part(&sinks[i], t, text + starts[i], starts[i + 1] - starts[i]) && good;
-    CHECK(t->ctx, good, HT_NOMEM, "a text of %zu bytes could not be made tokens", bytes);
+#pragma omp parallel for schedule(dynamic) num_threads(t->ctx->threads) reduction(max : worst)
+    for (int i = 0; i < parts; i++) {
+        int got = (int)encode_part(&sinks[i], t, text + starts[i], starts[i + 1] - starts[i]);
+        if (got > worst) worst = got;
+    }
+    CHECK(t->ctx, worst == HT_OK, (ht_status)worst,
+          "a text of %zu bytes could not be made tokens: %s", bytes,
+          worst == HT_NOMEM ? "out of memory"
+                            : "the tokenizer's regular expression gives up on it");
     for (int i = 0; i < parts; i++) {
         int32_t *to = s->tokens + s->count;
         if (parts > 1) memmove(to, sinks[i].tokens, sizeof *to * (size_t)sinks[i].count);

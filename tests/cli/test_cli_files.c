@@ -298,6 +298,7 @@ static int interrupt(int number) {
     remove(program_path("z.npy"));
     pid_t child = fork();
     if (child == 0) {
+        signal(number, SIG_DFL); /* whoever runs the tests may have it ignored */
         if (chdir(program_path(".")) != 0) _exit(99);
         execl(HTRANSFORMER, HTRANSFORMER, "attend", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy",
               "--out", "z.npy", "--kind", "full", "--device", "cpu:ref", (char *)NULL);

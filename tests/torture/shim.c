@@ -121,7 +121,7 @@ static const struct {
     CALL(pread64, READ, EIO),    CALL(readv, READ, EIO),        CALL(lseek, READ, EIO),
     CALL(getdents64, READ, EIO), CALL(newfstatat, READ, EIO),   CALL(fcntl, READ, EMFILE),
     CALL(faccessat, READ, EIO),  CALL(faccessat2, READ, EIO),   CALL(statx, READ, EIO),
-    CALL(readlinkat, READ, EIO),
+    CALL(readlinkat, READ, EIO), CALL(mmap, READ, ENOMEM),      CALL(getrandom, READ, ENOSYS),
 #if defined(__x86_64__)
     CALL(rename, WRITE, EIO),    CALL(unlink, WRITE, EIO),      CALL(mkdir, WRITE, ENOSPC),
     CALL(open, READ, EMFILE),    CALL(fstat, READ, EIO),        CALL(stat, READ, EIO),

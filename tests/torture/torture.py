@@ -33,20 +33,29 @@ COMMANDS = [
     ("train folders", "train --run new --data shelf --holdout 0 --steps 1 " + TINY),
     ("train recall", "train --run new --preset recall --steps 1 --train_items 4 --valid_items 2 " +
      TINY.replace("--length 24", "--length 32")),
+    ("train tokens", "train --run new --preset small-text --data prose.txt --steps 1 --tokenizer "
+     "tokenizer.json " + TINY),
+    ("train items", "train --run new --preset recall --data sets/recall-train.tokens.zst "
+     "--holdout 0.5 --steps 1 " + TINY.replace("--length 24", "--length 32")),
+    ("train init", "train --run new --init demo --steps 1 " + LISTOPS + TINY),
     ("resume", "train --run demo --resume --steps 6 --threads 1 --quiet"),
     ("eval", "eval demo --fresh 4 --threads 1 --json"),
     ("eval text", "eval prose --data prose.txt --threads 1 --json"),
+    ("eval mail", "eval mail --data mail.tsv --threads 1 --json"),
     ("predict", "predict mail --data lines.txt --threads 1"),
     ("predict text", "predict prose --data lines.txt --threads 1 --json"),
     ("generate", GENERATE + "--save_state new.state"),
     ("generate on", GENERATE + "--load_state old.state --repeat_penalty 1.2 --last"),
+    ("generate open", GENERATE + "--open 1 --load_state opened.state --save_state new.state"),
+    ("generate words", GENERATE.replace("prose", "words")),
     ("generate many", "generate prose --prompts lines.txt --tokens 4 --threads 1 --logprobs"),
     ("export", "export demo --to old.safetensors"),
-    ("data recall", "data make recall --out sets --train 2 --valid 1 --test 1 --length 16 --json"),
+    ("data recall", "data make recall --out sets --train 2 --valid 1 --test 1 --length 32 --json"),
     ("data make", "data make pathfinder --out sets --train 2 --valid 1 --test 1 --json"),
     ("data import", "data import imdb reviews --out sets --unchecked --threads 1 --json"),
     ("data show", "data show text 1 --data mail.tsv.gz"),
     ("report", "report demo prose -o old.html --evaluate --items 4 --threads 1 --json"),
+    ("results", "results runs.jsonl --best"),
     ("map", "map --length 64 --block 4 --out old.svg"),
     ("map png", "map --attention --run prose --text ab --out new.png --threads 1"),
     ("attend", "attend --q q.npy --k q.npy --v q.npy --out new.npy --threads 1"),
@@ -86,6 +95,19 @@ def npy(path, numbers):
     path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + data)
 
 
+def tokenizer(path):
+    """A tokenizer.json: bytes, and one pair of them."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in seen]
+    letters = dict(zip(seen + rest, map(chr, seen + list(range(256, 256 + len(rest))))))
+    vocab = {letters[b]: b + 1 for b in range(256)}
+    vocab["th"] = 257
+    path.write_text(json.dumps({
+        "added_tokens": [{"id": 0, "content": "<s>", "special": True}],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": ["t h"]}}))
+
+
 def make_template(program, folder):
     import gzip
     mail = "".join("%d\t%s\n" % (i % 2, "good words %d" % i) for i in range(9))
@@ -106,7 +128,16 @@ def make_template(program, folder):
     program.must("train --run demo --steps 4 --save_every 2 " + LISTOPS + TINY, folder)
     program.must("train --run mail --data mail.tsv --valid mail.tsv --steps 2 " + TINY, folder)
     program.must("train --run prose --preset small-text --data prose.txt --steps 2 " + TINY, folder)
+    tokenizer(folder / "tokenizer.json")
+    program.must("train --run words --preset small-text --data prose.txt --steps 2 --tokenizer "
+                 "tokenizer.json " + TINY, folder)
+    program.must("data make recall --out sets --train 4 --valid 2 --test 1 --length 32", folder)
     program.must(GENERATE + "--save_state old.state", folder)
+    program.must(GENERATE + "--open 1 --save_state opened.state", folder)
+    (folder / "runs.jsonl").write_text("".join(
+        '{"task": "text", "preset": "lra/text", "attention": "local", "commit": "0", "block": 16, '
+        '"seed": %d, "steps": 9, "seconds": 3, "valid_accuracy": 0.5, "test_accuracy": 0.5, '
+        '"test_error": 0.01}\n' % i for i in range(3)))
     for name in ("old.safetensors", "old.html", "old.svg"):
         (folder / name).write_text("from before\n")
 

@@ -156,29 +156,31 @@ static void marks(void **state) {
            5, "99 226 150 129 257"); /* the mark itself comes back, too */
 }
 
-static void refuse(const char *rest, const char *words) {
+static void refuse(const char *rest, ht_status status, const char *words) {
     ht_tokenizer *t;
     write_bytes(WORDS, MERGES, rest);
-    REFUSED(cpu, ht_tokenizer_open(&t, cpu, path), ht_tokenizer_open(&t, cpu, path), words);
+    REFUSED(cpu, ht_tokenizer_open(&t, cpu, path), status, words);
     assert_null(t);
 }
 
 static void faults(void **state) {
     ht_tokenizer *t;
     (void)state;
-    refuse("\"a\":1", "neither byte-level");
-    refuse("\"normalizer\":{\"type\":\"Lowercase\"}",
+    refuse("\"a\":1", HT_UNSUPPORTED, "neither byte-level");
+    refuse("\"normalizer\":{\"type\":\"Lowercase\"}", HT_UNSUPPORTED,
            "normalizer 'Lowercase' would change the text");
-    refuse("\"pre_tokenizer\":{\"type\":\"Whitespace\"}", "pre_tokenizer 'Whitespace'");
-    refuse("\"model\":{\"type\":\"Unigram\"}", "has a model of type 'Unigram', but BPE");
+    refuse("\"pre_tokenizer\":{\"type\":\"Whitespace\"}", HT_UNSUPPORTED,
+           "pre_tokenizer 'Whitespace'");
+    refuse("\"model\":{\"type\":\"Unigram\"}", HT_UNSUPPORTED,
+           "has a model of type 'Unigram', but BPE");
     if (!reads()) return;
     refuse("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a\"},\"behavior\":"
            "\"Isolated\"}",
-           "regular expression '(a' cannot be read");
+           HT_FORMAT, "regular expression '(a' cannot be read");
     refuse("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":"
            "\"Removed\"}",
-           "Split with behavior 'Removed'");
-    refuse(BYTE_LEVEL ",\"added_tokens\":[{\"id\":128000,\"content\":\"x\"}]",
+           HT_UNSUPPORTED, "Split with behavior 'Removed'");
+    refuse(BYTE_LEVEL ",\"added_tokens\":[{\"id\":128000,\"content\":\"x\"}]", HT_UNSUPPORTED,
            "has token 128000; at most 65534");
     write_bytes(WORDS, "\"t q\"", BYTE_LEVEL);
     REFUSED(cpu, ht_tokenizer_open(&t, cpu, path), HT_FORMAT, "merge 0, 't q', is of words");
@@ -191,12 +193,29 @@ static void faults(void **state) {
     REFUSED(cpu, ht_tokenizer_open(&t, cpu, path), HT_FORMAT, "is not JSON");
 }
 
+/* An expression that tries for ever is given up, which is no lack of memory. */
+static void endless(void **state) {
+    static const char text[] = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab";
+    int32_t ids[sizeof text];
+    int64_t n;
+    ht_tokenizer *t;
+    (void)state;
+    if (!reads()) return;
+    write_bytes(WORDS, MERGES,
+                "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\","
+                "\"pattern\":{\"Regex\":\"(a|aa)+$\"},\"behavior\":\"Isolated\"},{\"type\":"
+                "\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]}");
+    OK(cpu, ht_tokenizer_open(&t, cpu, path));
+    REFUSED(cpu, ht_tokenizer_encode(t, text, sizeof text - 1, ids, sizeof text, &n),
+            HT_UNSUPPORTED,
+            "could not be made tokens: the tokenizer's regular expression gives up");
+    ht_tokenizer_close(t);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(byte_level),
-        cmocka_unit_test(parts),
-        cmocka_unit_test(marks),
-        cmocka_unit_test(faults),
+        cmocka_unit_test(byte_level), cmocka_unit_test(parts),   cmocka_unit_test(marks),
+        cmocka_unit_test(faults),     cmocka_unit_test(endless),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

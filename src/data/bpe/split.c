@@ -53,6 +53,7 @@ static ht_status encode_from(hti_bpe_work *w, int split, const char *text, size_
 static ht_status next_part(hti_bpe_work *w, int split, const char *text, size_t bytes, size_t *at) {
     int code = pcre2_match(w->bpe->splits[split], (PCRE2_SPTR)text, bytes, *at,
                            PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, w->matches[split], NULL);
+    CHECK(NULL, code != PCRE2_ERROR_NOMEMORY, HT_NOMEM, "out of memory: a regular expression");
     CHECK(NULL, code > 0 || code == PCRE2_ERROR_NOMATCH, HT_UNSUPPORTED,
           "a text cannot be split into words: error %d of PCRE2", code);
     size_t from = bytes, to = bytes;

@@ -9,13 +9,15 @@ static ht_linear *fit(void) {
     ht_linear *linear;
     ht_data *data;
     ht_data_desc desc = HT_DATA_DESC_INIT;
-    desc.config =
+    ht_config *config =
         fuzz_config("{\"format\": \"tsv\", \"length\": 16, \"batch\": 2, \"classes\": 0}");
+    desc.config = config;
     desc.path = fuzz_file(0, rows, sizeof rows - 1);
     desc.keep_texts = 1;
     MUST(ht_data_open(&data, fuzz_context(), &desc) == HT_OK);
     MUST(ht_linear_fit(&linear, fuzz_context(), data) == HT_OK);
     ht_data_close(data);
+    ht_config_destroy(config);
     return linear;
 }
 
