@@ -4,38 +4,18 @@
  */
 #include "report/report.h"
 
-#include "base/json.h"
 #include "run/linear.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Where the run had its validation data, --valid, or the held-out part of --data, or generated, and
- * how it was read. */
-static bool own_data(const report_run *r, ht_data_desc *desc, char path[4096], double *holdout,
-                     run_rows *rows, cli_error *error) {
-    char file[4096];
-    bool starved = false;
-    char *text = run_path(file, r->path, "run.json", error) ? run_read_text(file, error) : NULL;
-    cJSON *root = text ? json_parse(text, &starved, error) : NULL;
-    if (text && !root && !starved) cli_fail(error, "%s is damaged", file);
-    const cJSON *data = cJSON_GetObjectItemCaseSensitive(root, "data");
-    const cJSON *valid = cJSON_GetObjectItemCaseSensitive(root, "valid");
-    const cJSON *share = cJSON_GetObjectItemCaseSensitive(root, "holdout");
-    bool own = cJSON_IsString(valid) && valid->valuestring[0];
-    path[0] = '\0';
-    if (own || cJSON_IsString(data))
-        snprintf(path, 4096, "%s", own ? valid->valuestring : data->valuestring);
-    *holdout = !own && cJSON_IsNumber(share) ? share->valuedouble : 0;
+/* Where the run had its validation data, --valid, or the held-out part of --data, or generated. */
+static void own_data(const run_places *p, ht_data_desc *desc) {
     desc->part = HT_PART_VALID;
-    desc->path = path[0] ? path : NULL;
-    desc->holdout = path[0] ? *holdout : 0;
-    run_rows_read(rows, root);
-    bool good = root != NULL;
-    cJSON_Delete(root);
-    free(text);
-    return good;
+    desc->path = p->valid[0] ? p->valid : p->data[0] ? p->data : NULL;
+    desc->papers = p->papers[0] ? p->papers : NULL;
+    desc->holdout = p->data[0] && !p->valid[0] ? p->holdout : 0;
 }
 
 typedef struct counter {
@@ -123,16 +103,15 @@ static bool evaluate(report_run *r, run_model *m, const report_values *v, cli_er
     report_eval *e = &r->eval;
     ht_data_desc desc = HT_DATA_DESC_INIT;
     ht_data *data = NULL;
-    char path[4096];
-    double holdout;
-    run_rows how = v->rows;
+    run_places own = {.rows = v->rows};
     counter *c = calloc(1, sizeof *c);
     int64_t length = setting_int(config, "length"), classes = setting_int(config, "classes");
     size_t room = (size_t)(setting_int(config, "batch") * (length > classes ? length : classes));
     e->language = setting_is(config, "task", "language");
     e->positions = !e->language ? 0 : length < REPORT_POSITIONS ? (int)length : REPORT_POSITIONS;
-    bool good = own_data(r, &desc, path, &holdout, &how, error) || v->data;
-    ht_rows_desc rows = run_rows_desc(&how);
+    bool good = run_places_read(&own, r->path, error) || v->data;
+    ht_rows_desc rows = run_rows_desc(&own.rows);
+    own_data(&own, &desc);
     desc.rows = &rows;
     desc.labels = ht_model_labels(m->model);
     desc.items = v->items;

@@ -1,14 +1,11 @@
 /*
- * How labelled texts are read: the options that train, eval, predict and report share, kept in a
- * run's run.json.
+ * Where a run has its data and how labelled texts are read: the options that train, eval, predict
+ * and report share, kept in a run's run.json.
  */
 #ifndef CLI_RUN_ROWS_H
 #define CLI_RUN_ROWS_H
 
-#include "base/json.h"
 #include "run/run.h"
-
-#include <cjson/cJSON.h>
 
 typedef struct run_rows {
     const char *text_column, *label_column; /* NULL: not given */
@@ -44,10 +41,17 @@ extern const char *const run_rows_kinds[], *const run_rows_headers[];
             .help = "count bad rows and go on without them"                                     \
     }
 
-/* How a run read its data, where nothing else was given. */
-void run_rows_read(run_rows *rows, const cJSON *run);
-void run_rows_write(const run_rows *rows, json_writer *run);
-/* The same from the run.json beside a checkpoint, if there is one. */
+/* run.json. */
+typedef struct run_places {
+    char data[4096], valid[4096], papers[4096]; /* "": none */
+    double holdout;
+    run_rows rows;
+} run_places;
+
+/* What a run folder says; of the rows what is not given already. */
+bool run_places_read(run_places *out, const char *folder, cli_error *error);
+bool run_places_write(const run_places *places, const char *folder, cli_error *error);
+/* The rows alone, from the run.json beside a checkpoint, if there is one. */
 bool run_rows_of(run_rows *rows, const run_model *m, cli_error *error);
 
 ht_rows_desc run_rows_desc(const run_rows *rows);

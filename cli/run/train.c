@@ -2,7 +2,6 @@
  * htransformer train: a configuration (preset, then file, then flags), data, a run folder; trains
  * and tells.
  */
-#include "base/json.h"
 #include "run/begin.h"
 #include "run/given.h"
 #include "run/linear.h"
@@ -10,7 +9,6 @@
 #include "run/rows.h"
 #include "base/save.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -148,81 +146,22 @@ static bool make_config(ht_context *ctx, ht_config **out, const char *preset, co
 
 /* ---- where the data is; kept in run.json for --resume ---- */
 
-typedef struct places {
-    char data[4096], valid[4096], papers[4096]; /* "": none */
-    double holdout;
-    run_rows rows;
-} places;
-
-static bool read_places(places *out, const char *run, cli_error *error) {
-    char path[4096], *text;
-    if (!run_path(path, run, "run.json", error) || !(text = run_read_text(path, error)))
-        return false;
-    bool starved;
-    cJSON *root = json_parse(text, &starved, error);
-    const cJSON *data = cJSON_GetObjectItemCaseSensitive(root, "data");
-    const cJSON *valid = cJSON_GetObjectItemCaseSensitive(root, "valid");
-    const cJSON *papers = cJSON_GetObjectItemCaseSensitive(root, "papers");
-    const cJSON *holdout = cJSON_GetObjectItemCaseSensitive(root, "holdout");
-    bool good = cJSON_IsString(data) && cJSON_IsString(valid) && cJSON_IsNumber(holdout);
-    if (good) {
-        snprintf(out->data, sizeof out->data, "%s", data->valuestring);
-        snprintf(out->valid, sizeof out->valid, "%s", valid->valuestring);
-        if (cJSON_IsString(papers))
-            snprintf(out->papers, sizeof out->papers, "%s", papers->valuestring);
-        out->holdout = holdout->valuedouble;
-        run_rows_read(&out->rows, root);
-    }
-    cJSON_Delete(root);
-    free(text);
-    return good || (!starved && cli_fail(error, "%s is damaged", path));
+/* from NULL: as it is. */
+static bool keep_name(char name[4096], const char *from, cli_error *error) {
+    if (from && strlen(from) >= 4096)
+        return cli_fail(error, "the name of %.200s... is too long", from);
+    if (from) strcpy(name, from);
+    return true;
 }
 
-/* From the root, so that a run goes on from any working directory; what is not there, as it is. */
-static bool add_path(json_writer *json, const char *name, const char *path, cli_error *error) {
-    char *whole = path[0] ? realpath(path, NULL) : NULL;
-    bool none = !path[0] || errno == ENOENT || errno == ENOTDIR;
-    bool good =
-        whole || none || cli_fail(error, "%s could not be opened: %s", path, strerror(errno));
-    if (good) json_text(json, name, whole ? whole : path);
-    free(whole);
-    return good;
-}
-
-static bool print_places(FILE *out, const places *p, cli_error *error) {
-    json_writer json = {.out = out};
-    json_open(&json, NULL, '{');
-    json_text(&json, "version", ht_version());
-    bool good = add_path(&json, "data", p->data, error) &&
-                add_path(&json, "valid", p->valid, error) &&
-                add_path(&json, "papers", p->papers, error);
-    json_exact(&json, "holdout", p->holdout);
-    run_rows_write(&p->rows, &json);
-    json_close(&json, '}');
-    fputc('\n', out);
-    return good;
-}
-
-static bool write_places(const places *p, const char *run, cli_error *error) {
-    char path[4096];
-    save_file save = {0};
-    bool good = run_path(path, run, "run.json", error) && save_open(&save, path, error) &&
-                print_places(save.file, p, error) && save_finish(&save, error) &&
-                save_commit(&save, error);
-    save_discard(&save);
-    return good;
-}
-
-static bool make_places(places *out, const train_values *v, cli_error *error) {
-    *out = (places){.holdout = v->holdout < 0 ? 0.1 : v->holdout, .rows = v->rows};
-    if (v->resume && !read_places(out, v->run, error)) return false;
+static bool make_places(run_places *out, const train_values *v, cli_error *error) {
+    *out = (run_places){.holdout = v->holdout < 0 ? 0.1 : v->holdout, .rows = v->rows};
+    if (v->resume && !run_places_read(out, v->run, error)) return false;
     if (v->holdout >= 0 && v->holdout != out->holdout)
         return cli_fail(error, "%s has --holdout %g and keeps it: it cannot go on with %g", v->run,
                         out->holdout, v->holdout);
-    if (v->data) snprintf(out->data, sizeof out->data, "%s", v->data);
-    if (v->valid) snprintf(out->valid, sizeof out->valid, "%s", v->valid);
-    if (v->papers) snprintf(out->papers, sizeof out->papers, "%s", v->papers);
-    return true;
+    return keep_name(out->data, v->data, error) && keep_name(out->valid, v->valid, error) &&
+           keep_name(out->papers, v->papers, error);
 }
 
 /* ---- the run folder ---- */
@@ -233,8 +172,11 @@ static bool make_folder(int *lock, const train_values *v, cli_error *error) {
     if (!run_path(path, v->run, "config.json", error)) return false;
     if (!v->resume && mkdir(v->run, 0777) != 0 && errno != EEXIST)
         return cli_fail(error, "%s could not be made: %s", v->run, strerror(errno));
-    *lock = open(v->run, O_RDONLY | O_CLOEXEC);
-    if (*lock >= 0 && flock(*lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    *lock = open(v->run, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*lock < 0 && v->resume && errno == ENOENT)
+        return cli_fail(error, "%s holds no run to go on with", v->run);
+    if (*lock < 0) return cli_fail(error, "%s could not be opened: %s", v->run, strerror(errno));
+    if (flock(*lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return cli_fail(error, "%s is in use: another process trains there", v->run);
     bool there;
     if (!save_there(&there, path, error)) return false;
@@ -247,12 +189,12 @@ static bool make_folder(int *lock, const train_values *v, cli_error *error) {
     return true;
 }
 
-static bool write_folder(ht_context *ctx, const ht_config *config, const places *p, const char *run,
-                         cli_error *error) {
+static bool write_folder(ht_context *ctx, const ht_config *config, const run_places *p,
+                         const char *run, cli_error *error) {
     char text[8192], path[4096];
     if (ht_config_write_json(config, text, sizeof text, NULL) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(ctx));
-    return run_path(path, run, "config.json", error) && write_places(p, run, error) &&
+    return run_path(path, run, "config.json", error) && run_places_write(p, run, error) &&
            run_write_text(path, text, error);
 }
 
@@ -278,7 +220,7 @@ static bool keep_stdin(char *data, const char *run, cli_error *error) {
 typedef struct run_parts {
     begin_words said; /* its preset: the user's, or what was taken instead */
     ht_config *config;
-    places where;
+    run_places where;
     ht_context *ctx;
     ht_data *train, *valid;
     ht_model *model;
@@ -350,7 +292,7 @@ static bool opened(run_parts *p, ht_status status, cli_error *error) {
 
 /* Data of its own to validate on, or what is made for it; the labels are those of the first. */
 static bool open_valid(run_parts *p, ht_data_desc *desc, cli_error *error) {
-    const places *at = &p->where;
+    const run_places *at = &p->where;
     if (desc->path && !at->valid[0]) return true; /* none wanted */
     if (at->valid[0]) desc->path = at->valid;
     desc->part = HT_PART_VALID;
@@ -360,7 +302,7 @@ static bool open_valid(run_parts *p, ht_data_desc *desc, cli_error *error) {
 
 /* Both parts; their labels are the model's. */
 static bool open_data(run_parts *p, cli_error *error) {
-    const places *at = &p->where;
+    const run_places *at = &p->where;
     ht_data_desc desc = HT_DATA_DESC_INIT;
     ht_rows_desc rows = run_rows_desc(&at->rows);
     desc.config = p->config;

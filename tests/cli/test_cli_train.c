@@ -211,6 +211,37 @@ static void test_resume_damaged(void **state) {
     program_expect(1, "hurt/step-000000012.safetensors is not", "generate hurt --last");
 }
 
+/* run.json may come from anywhere: all who read it refuse the same. */
+static void test_damaged_places(void **state) {
+    (void)state;
+    static const char *const texts[] = {"",
+                                        "{",
+                                        "[]",
+                                        "{\"data\": 3, \"holdout\": 0}",
+                                        "{\"data\": \"\", \"holdout\": 1}",
+                                        "{\"data\": \"\", \"holdout\": \"half\"}",
+                                        "{\"data\": \"\", \"holdout\": -1e999}",
+                                        "{\"data\": \"\", \"holdout\": 0, \"rows\": \"maybe\"}",
+                                        "{\"data\": \"\", \"holdout\": 0, \"header\": [1]}",
+                                        "{\"data\": \"\", \"holdout\": 0, \"skip_bad\": 7}"};
+    write_mail("mail.tsv");
+    assert_int_equal(
+        program_run("train --run places --data mail.tsv " SMALL "--steps 1 --quiet")->code, 0);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        program_write("places/run.json", texts[i], strlen(texts[i]));
+        program_expect(1, "places/run.json is damaged", "train --run places --resume --steps 2");
+        /* the rows are all that these want of it */
+        int rows = i < 3 || i > 6;
+        int code = program_run("eval places --data mail.tsv")->code;
+        assert_int_equal(code, rows);
+    }
+    static char name[5000] = "{\"holdout\": 0, \"data\": \"";
+    memset(name + strlen(name), 'x', sizeof name - strlen(name) - 3);
+    memcpy(name + sizeof name - 3, "\"}", 2);
+    program_write("places/run.json", name, sizeof name - 1);
+    program_expect(1, "places/run.json is damaged", "train --run places --resume --steps 2");
+}
+
 /* The run knows its data from any working directory. */
 static void test_elsewhere(void **state) {
     (void)state;
@@ -439,6 +470,7 @@ int main(void) {
         cmocka_unit_test(test_unreadable),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_resume_damaged),
+        cmocka_unit_test(test_damaged_places),
         cmocka_unit_test(test_elsewhere),
         cmocka_unit_test(test_in_use),
         cmocka_unit_test(test_init),

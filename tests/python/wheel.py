@@ -85,6 +85,7 @@ def try_in(program, wheels, room, codes):
         if "No matching distribution" in done.stderr or "onnection" in done.stderr:
             return None
         sys.exit("pip install: " + done.stderr)
+    shutil.rmtree(os.path.join(room, "run"), ignore_errors=True)  # of the Python before
     for code in codes:
         done = run(python, "-W", "error", "-c", code, cwd=room)
         if done.returncode:
