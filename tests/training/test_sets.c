@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static ht_context *cpu;
 
@@ -248,6 +249,31 @@ static ht_status import(const char *task, const char *from, ht_set_info *info) {
     desc.plain = 1;
     desc.unchecked = 1;
     return ht_set_write(cpu, &desc, info);
+}
+
+/* More expressions than there should be are refused when they are counted, however many. */
+static void listops_crowd(void **state) {
+    (void)state;
+    enum { LINES = 300000, WIDE = 32 };
+    ht_set_info info = HT_SET_INFO_INIT;
+    ht_set_desc desc = HT_SET_DESC_INIT;
+    char *text = malloc(LINES * WIDE), *at = text;
+    at += sprintf(at, "Source\tTarget\n");
+    for (int i = 0; i < LINES; i++) {
+        int sum = 0;
+        at += sprintf(at, "[SM");
+        for (int d = i, k = 0; k < 6; k++, d /= 10) at += sprintf(at, " %d", d % 10), sum += d % 10;
+        at += sprintf(at, " ]\t%d\n", sum % 10);
+    }
+    training_write(training_path("basic_train.tsv"), text, (size_t)(at - text));
+    write_text("basic_val.tsv", "");
+    write_text("basic_test.tsv", "");
+    free(text);
+    desc.task = "listops", desc.source = training_folder;
+    alarm(100); /* not for ever */
+    REFUSED(cpu, ht_set_write(cpu, &desc, &info), HT_FORMAT,
+            "train part of listops has 300000 items, there should be 96000");
+    alarm(0);
 }
 
 static void listops_files(void **state) {
@@ -626,10 +652,11 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pathfinder),    cmocka_unit_test(listops),
         cmocka_unit_test(threads),       cmocka_unit_test(files_are_memory),
-        cmocka_unit_test(listops_files), cmocka_unit_test(reviews),
-        cmocka_unit_test(cifar10),       cmocka_unit_test(images),
-        cmocka_unit_test(squares),       cmocka_unit_test(shrunk),
-        cmocka_unit_test(papers),        cmocka_unit_test(arguments),
+        cmocka_unit_test(listops_files), cmocka_unit_test(listops_crowd),
+        cmocka_unit_test(reviews),       cmocka_unit_test(cifar10),
+        cmocka_unit_test(images),        cmocka_unit_test(squares),
+        cmocka_unit_test(shrunk),        cmocka_unit_test(papers),
+        cmocka_unit_test(arguments),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

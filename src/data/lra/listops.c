@@ -67,25 +67,44 @@ static int make(maker *m, int64_t depth) {
 /* ---- distinct ones: a set of 64-bit hashes; two different expressions share one about never ----
  */
 
-ht_status hti_seen_create(hti_seen *out, ht_context *ctx, int64_t items) {
-    uint64_t slots = 1024;
-    while (slots < 2 * (uint64_t)items) slots *= 2;
-    *out = (hti_seen){hti_host_alloc(ctx, slots * sizeof *out->slots), slots - 1};
-    CHECK(ctx, out->slots, HT_NOMEM, "out of memory: %lld expressions", (long long)items);
-    memset(out->slots, 0, slots * sizeof *out->slots);
+/* Where the hash is, or would be. */
+static uint64_t *slot_of(uint64_t *slots, uint64_t size, uint64_t hash) {
+    uint64_t at = hash & (size - 1);
+    while (slots[at] && slots[at] != hash) at = (at + 1) & (size - 1);
+    return &slots[at];
+}
+
+static ht_status make_room(hti_seen *s) {
+    if (2 * (s->filled + 1) <= s->size) return HT_OK;
+    uint64_t size = s->size ? 2 * s->size : 1024;
+    uint64_t *slots = hti_host_alloc(s->ctx, size * sizeof *slots);
+    CHECK(s->ctx, slots, HT_NOMEM, "out of memory: %llu expressions",
+          (unsigned long long)s->filled);
+    memset(slots, 0, size * sizeof *slots);
+    for (uint64_t i = 0; i < s->size; i++)
+        if (s->slots[i]) *slot_of(slots, size, s->slots[i]) = s->slots[i];
+    hti_host_free(s->ctx, s->slots);
+    s->slots = slots;
+    s->size = size;
     return HT_OK;
 }
 
-int hti_seen_add(hti_seen *s, const uint16_t *ids, int64_t count) {
+ht_status hti_seen_add(hti_seen *s, const uint16_t *ids, int64_t count, int *is_new) {
     uint64_t hash = 0xCBF29CE484222325u;
     for (int64_t i = 0; i < count; i++) hash = (hash ^ ids[i]) * 0x100000001B3u;
     hash ^= hash >> 29;
     if (hash == 0) hash = 1;
-    uint64_t at = hash & s->mask;
-    while (s->slots[at] && s->slots[at] != hash) at = (at + 1) & s->mask;
-    if (s->slots[at]) return 0;
-    s->slots[at] = hash;
-    return 1;
+    TRY(make_room(s));
+    uint64_t *slot = slot_of(s->slots, s->size, hash);
+    *is_new = *slot == 0;
+    s->filled += *slot == 0;
+    *slot = hash;
+    return HT_OK;
+}
+
+void hti_seen_free(hti_seen *s) {
+    hti_host_free(s->ctx, s->slots);
+    *s = (hti_seen){.ctx = s->ctx};
 }
 
 /* ---- the stream: attempts 0, 1, 2 ..., each with dice of its own; a chunk of them at a time by
@@ -125,8 +144,10 @@ static ht_status run_stream(stream *s, int64_t first, int64_t last, hti_each_exp
         for (int64_t i = 0; i < s->chunk && found < last; i++) {
             const uint16_t *ids = s->ids + i * s->c->listops_max;
             const attempt *a = &s->attempts[i];
+            int is_new = 0;
             ++*attempts;
-            if (!a->count || !hti_seen_add(&s->seen, ids, a->count)) {
+            if (a->count) TRY(hti_seen_add(&s->seen, ids, a->count, &is_new));
+            if (!is_new) {
                 vain++;
                 continue;
             }
@@ -144,17 +165,16 @@ static ht_status run_stream(stream *s, int64_t first, int64_t last, hti_each_exp
 ht_status hti_listops_stream(ht_context *ctx, const ht_config *c, int64_t first, int64_t last,
                              hti_each_expression *each, void *user, int64_t *attempts) {
     int64_t own = 0;
-    stream s = {.ctx = ctx, .c = c, .chunk = (1 << 23) / c->listops_max};
+    stream s = {.ctx = ctx, .c = c, .chunk = (1 << 23) / c->listops_max, .seen = {.ctx = ctx}};
     if (s.chunk > 8192) s.chunk = 8192;
     if (s.chunk < 16) s.chunk = 16;
     s.ids = hti_host_alloc(ctx, sizeof *s.ids * (size_t)(s.chunk * c->listops_max));
     s.attempts = hti_host_alloc(ctx, sizeof *s.attempts * (size_t)s.chunk);
-    ht_status status = s.ids && s.attempts
-                           ? hti_seen_create(&s.seen, ctx, last)
-                           : hti_fail(ctx, HT_NOMEM, "out of memory: making expressions");
+    ht_status status =
+        s.ids && s.attempts ? HT_OK : hti_fail(ctx, HT_NOMEM, "out of memory: making expressions");
     if (status == HT_OK) status = run_stream(&s, first, last, each, user, &own);
     if (attempts) *attempts = own;
-    hti_host_free(ctx, s.seen.slots);
+    hti_seen_free(&s.seen);
     hti_host_free(ctx, s.ids);
     hti_host_free(ctx, s.attempts);
     return status;

@@ -124,7 +124,7 @@ ht_status hti_listops_set(hti_set *s) {
 
 typedef struct importing {
     writing out;
-    hti_seen *seen;
+    hti_seen seen;
     uint16_t *ids; /* [room] */
     int64_t room;
 } importing;
@@ -141,7 +141,7 @@ static ht_status read_item(void *user, const char *name, int64_t number, const c
     importing *im = user;
     ht_context *ctx = im->out.set->ctx;
     int64_t count = 0;
-    int value = 0;
+    int value = 0, is_new = 0;
     const char *tab = memchr(line, '\t', bytes);
     CHECK(ctx, tab, HT_FORMAT, "%s:%lld: there is no tab; a line must be expression<TAB>value",
           name, (long long)number);
@@ -155,8 +155,9 @@ static ht_status read_item(void *user, const char *name, int64_t number, const c
           "%s:%lld: the value is %d, not %.*s", name, (long long)number, value,
           bytes - (size_t)(tab + 1 - line) < 20 ? (int)(bytes - (size_t)(tab + 1 - line)) : 20,
           tab + 1);
-    CHECK(ctx, hti_seen_add(im->seen, im->ids, count), HT_FORMAT,
-          "%s:%lld: this expression was there before", name, (long long)number);
+    TRY(hti_seen_add(&im->seen, im->ids, count, &is_new));
+    CHECK(ctx, is_new, HT_FORMAT, "%s:%lld: this expression was there before", name,
+          (long long)number);
     return put_item(&im->out, im->ids, count, value);
 }
 
@@ -179,14 +180,12 @@ static ht_status import_part(hti_set *s, importing *im, int part) {
 }
 
 ht_status hti_listops_import(hti_set *s) {
-    hti_seen seen;
-    importing im = {.seen = &seen, .room = 1 << 16};
+    importing im = {.seen = {.ctx = s->ctx}, .room = 1 << 16};
     s->all = 100000;
-    TRY(hti_seen_create(&seen, s->ctx, s->desc->unchecked ? 1 << 22 : s->all));
     im.ids = hti_host_alloc(s->ctx, sizeof *im.ids * (size_t)im.room);
     ht_status status = im.ids ? HT_OK : hti_fail(s->ctx, HT_NOMEM, "out of memory: expressions");
     for (int part = 0; part < 3 && status == HT_OK; part++) status = import_part(s, &im, part);
     hti_host_free(s->ctx, im.ids);
-    hti_host_free(s->ctx, seen.slots);
+    hti_seen_free(&im.seen);
     return status;
 }

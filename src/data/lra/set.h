@@ -93,12 +93,13 @@ typedef ht_status hti_each_expression(void *user, const uint16_t *ids, int64_t c
 ht_status hti_listops_stream(ht_context *ctx, const ht_config *c, int64_t first, int64_t last,
                              hti_each_expression *each, void *user, int64_t *attempts);
 
-/* A set of expressions: 1 if it was new. */
+/* A set of expressions, begun as {.ctx = ctx}: is this one new? */
 typedef struct hti_seen {
-    uint64_t *slots; /* 0: empty */
-    uint64_t mask;
+    ht_context *ctx;
+    uint64_t *slots;       /* [size], 0: empty; at most half of them are taken */
+    uint64_t size, filled; /* a power of two, or 0 */
 } hti_seen;
-ht_status hti_seen_create(hti_seen *out, ht_context *ctx, int64_t items);
-int hti_seen_add(hti_seen *s, const uint16_t *ids, int64_t count);
+ht_status hti_seen_add(hti_seen *s, const uint16_t *ids, int64_t count, int *is_new);
+void hti_seen_free(hti_seen *s);
 
 #endif

@@ -8,29 +8,31 @@
 #include "core/crc.h"
 #include "patch.h"
 
-enum { FULL = 1, SEALED = 2, VOCAB = 257, HEADER = 48, RECENT = 256, MOST = 1 << 14 };
-static ht_generator *generators[2];
-static uint8_t saved[2][MOST];
-static size_t saved_bytes[2];
+enum { FULL = 1, SEALED = 2, OPEN = 4, VOCAB = 257, HEADER = 48, RECENT = 256, MOST = 1 << 14 };
+enum { NEAR, WHOLE, OPENED, MODELS };
+static ht_generator *generators[MODELS];
+static uint8_t saved[MODELS][MOST];
+static size_t saved_bytes[MODELS];
 
-static void make(int full) {
+static void make(int which) {
     ht_model *model;
     ht_generator_desc desc = HT_GENERATOR_DESC_INIT;
-    static const int32_t tokens[] = {1, 2, 3}, starts[] = {0, 3};
+    static const int32_t tokens[] = {1, 2, 3, 4, 5, 6, 7}, starts[] = {0, 7};
     ht_batch batch = HT_BATCH_INIT;
     ht_config *config = fuzz_config("{\"width\": 4, \"heads\": 1, \"layers\": 2, \"hidden\": 4, "
                                     "\"task\": \"language\", \"format\": \"text\", \"block\": 2, "
                                     "\"length\": 16, \"batch\": 1, \"dropout\": 0}");
-    if (full) MUST(ht_config_set_choice(config, "attention", "full") == HT_OK);
+    if (which == WHOLE) MUST(ht_config_set_choice(config, "attention", "full") == HT_OK);
+    if (which == OPENED) MUST(ht_config_set_int(config, "open", 1) == HT_OK);
     MUST(ht_model_create(&model, fuzz_context(), config) == HT_OK);
-    MUST(ht_generator_create(&generators[full], model, &desc) == HT_OK);
+    MUST(ht_generator_create(&generators[which], model, &desc) == HT_OK);
     batch.sequences = 1, batch.tokens = tokens, batch.cu_seqlens = starts;
-    MUST(ht_generator_feed(generators[full], NULL, &batch, NULL, 0) == HT_OK);
+    MUST(ht_generator_feed(generators[which], NULL, &batch, NULL, 0) == HT_OK);
     char path[128];
-    snprintf(path, sizeof path, "%s/state%d", fuzz_root(), full);
-    MUST(ht_generator_save(generators[full], 0, path) == HT_OK);
+    snprintf(path, sizeof path, "%s/state%d", fuzz_root(), which);
+    MUST(ht_generator_save(generators[which], 0, path) == HT_OK);
     FILE *file = fopen(path, "rb");
-    MUST(file && (saved_bytes[full] = fread(saved[full], 1, MOST, file)) < MOST);
+    MUST(file && (saved_bytes[which] = fread(saved[which], 1, MOST, file)) < MOST);
     fclose(file);
     ht_config_destroy(config);
 }
@@ -64,13 +66,13 @@ static void go_on(ht_generator *g) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     fuzz_part rest = {data, size};
-    int how = fuzz_option(&rest), full = how & FULL;
-    if (!generators[0]) make(0), make(1);
+    int how = fuzz_option(&rest), which = how & OPEN ? OPENED : how & FULL;
+    if (!generators[which]) make(which);
     size_t count;
-    uint8_t *bytes = patch_make(&count, saved[full], saved_bytes[full], rest);
+    uint8_t *bytes = patch_make(&count, saved[which], saved_bytes[which], rest);
     if (how & SEALED && count >= HEADER) seal(bytes, count);
-    if (fuzz_taken(ht_generator_load(generators[full], 0, fuzz_file(0, bytes, count))))
-        go_on(generators[full]);
+    if (fuzz_taken(ht_generator_load(generators[which], 0, fuzz_file(0, bytes, count))))
+        go_on(generators[which]);
     free(bytes);
     return 0;
 }
