@@ -2,8 +2,8 @@
 
     python3 tests/fuzz/seeds.py build/htransformer
 
-The first of each folder, by name, is one that its reader takes. SentencePiece's model is
-made here byte by byte, so that it stays small.
+The first of each folder, by name, is one that its reader takes; what begins with found- is an input
+that a fuzzer found, and stays. SentencePiece's model is made here byte by byte: it stays small.
 """
 import gzip
 import json
@@ -28,7 +28,8 @@ def put(name, **files):
     folder = HERE / name
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
-        old.unlink()
+        if not old.name.startswith("found-"):
+            old.unlink()
     for file, data in files.items():
         (folder / file).write_bytes(data if isinstance(data, bytes) else data.encode())
 
@@ -145,7 +146,9 @@ def rows():
         long=gzip.compress(table * 200, mtime=0))
     put("listops", a_rows=b"\0003\t[MAX 1 2 3 ]\n9\t[MIN [MED 9 9 9 ] 9 ]\n",
         one=b"\1[SM 1 [MAX 2 3 ] ]", paren=b"\0006\t( ( ( [MAX 6 ) 1 ) ] )\n",
-        held=b"\0021\t[MIN 1 2 ]\n2\t[MAX 1 2 ]\n3\t[MAX 3 2 ]\n")
+        held=b"\0021\t[MIN 1 2 ]\n2\t[MAX 1 2 ]\n3\t[MAX 3 2 ]\n",
+        official=b"\4Source\tTarget\n( ( ( [MAX 2 ) 9 ) ] )\t9\n\f( ( [SM 5 ) ] )\t5\n\f" +
+        b"Source\tTarget\n( ( [MIN 4 ) ] )\t4\n")
 
 
 def pack_zstd(top):
@@ -243,6 +246,21 @@ def lines():
         near="\0--stepps\n4\n", none="\1\n", choice="\0--dtype\nf3\n--help\n")
 
 
+def papers():
+    """Small files of the program: run.json, and runs for the command results."""
+    run = {"version": "0.1.0", "data": "/a/mail.csv", "valid": "", "papers": "", "holdout": 0.1,
+           "rows": "auto", "header": "yes", "text_column": "2", "label_column": "kind",
+           "skip_bad": False}
+    put("places", a_run=json.dumps(run), few='{"data": "x", "holdout": 0}',
+        wrong='{"data": [], "holdout": "0", "rows": 3, "header": null, "skip_bad": 1}')
+    row = {"task": "text", "preset": "lra/text", "attention": "local", "commit": "62673dc",
+           "block": 16, "seed": 1, "steps": 900, "seconds": 61.5, "valid_accuracy": 0.5,
+           "test_accuracy": 0.5, "test_error": 0.01}
+    more = dict(row, valid_accuracy=0.6, fresh_accuracy=0.4, pretrain=100, task="other")
+    put("results", a_two="\0" + json.dumps(row) + "\n\n" + json.dumps(more) + "\n",
+        best="\1" + (json.dumps(row) + "\n") * 3, table="\2" + json.dumps(more))
+
+
 with tempfile.TemporaryDirectory() as folder:
     models(pathlib.Path(folder))
     pack_zstd(pathlib.Path(folder))
@@ -253,3 +271,4 @@ pictures()
 sentencepiece()
 bpe()
 lines()
+papers()

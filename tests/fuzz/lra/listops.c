@@ -4,6 +4,17 @@
 
 #include <stdlib.h>
 
+static int official(fuzz_part rest) {
+    static int made;
+    if (!made++) {
+        fuzz_link("basic_train.tsv", 0), fuzz_link("basic_val.tsv", 1);
+        fuzz_link("basic_test.tsv", 2);
+    }
+    import_parts(&rest, 3);
+    import_set("listops");
+    return 0;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static ht_config *config;
     fuzz_part rest = {data, size};
@@ -11,14 +22,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!config)
         config = fuzz_config("{\"format\": \"listops\", \"length\": 16, \"batch\": 2, "
                              "\"classes\": 10}");
-    if (how & 4) {
-        static int made;
-        if (!made++) fuzz_link(OFFICIAL("train"), 0), fuzz_link(OFFICIAL("val"), 1);
-        if (made == 1) fuzz_link(OFFICIAL("test"), 2);
-        import_parts(&rest, 3);
-        import_set("listops");
-        return 0;
-    }
+    if (how & 4) return official(rest);
     ht_data *opened = NULL;
     ht_data_desc desc = HT_DATA_DESC_INIT;
     char *text = fuzz_text(&rest);

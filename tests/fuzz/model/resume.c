@@ -45,6 +45,21 @@ static ht_trainer *trainer_of(ht_model *model) {
     return trainer;
 }
 
+/* The settings of the same file, as --resume takes them before there is a model. */
+static void resume_settings(void) {
+    static int made;
+    if (!made++) {
+        fuzz_folder("run");
+        fuzz_link("run/step-000000001.safetensors", 0);
+    }
+    char folder[128];
+    ht_config *config = fuzz_config(TINY);
+    snprintf(folder, sizeof folder, "%s/run", fuzz_root());
+    if (fuzz_taken(ht_config_resume(config, fuzz_context(), folder)))
+        MUST(ht_config_check(config) == HT_OK);
+    ht_config_destroy(config);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static ht_model *model;
     static ht_trainer *trainer;
@@ -58,6 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     else
         MUST(tensors_sum(model) == before && ht_trainer_steps(trainer) == step);
     tensors_sum(model);
+    resume_settings();
     free(bytes);
     return 0;
 }
