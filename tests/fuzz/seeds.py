@@ -103,10 +103,11 @@ def models(top):
 # ---- states: changes of what the target saves itself ----
 
 def states():
-    put("state", a_near=b"\2", b_full=b"\3", opened=b"\6", changed=b"\2\x34\4\7\x28\0\1", cut=b"\2\x09",
-        unsealed=b"\0\x10\x10\1")
+    put("state", a_near=b"\2", b_full=b"\3", opened=b"\6", changed=b"\2\x34\4\7\x28\0\1",
+        cut=b"\2\x09", unsealed=b"\0\x10\x10\1")
     put("cache", a_near=b"\x08", b_full=b"\x09", first=b"\x0a", local=b"\x0b", opened=b"\x0c",
-        turned=b"\x0d", changed=b"\x08\x10\0\1", cut=b"\x08\x08", unsealed=b"\0\x10\x10\1")
+        turned=b"\x0d", changed=b"\x08\x10\0\1", cut=b"\x08\x08",
+        unsealed=b"\0\x10\x10\1")
 
 
 # ---- rows, texts, images ----
