@@ -481,7 +481,7 @@ HT_API ht_status ht_generator_sample(const ht_generator *generator, int64_t slot
 
 /* ---- several processes ------------------------------------------------------------------- */
 
-/* One of `ranks` processes that a launcher started together (docs/cluster.md). */
+/* One of `ranks` processes that a launcher started together. */
 typedef struct ht_place {
     size_t size;
     int rank, ranks;             /* 0 of 1 where there is no launcher */

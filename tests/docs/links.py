@@ -2,14 +2,17 @@
 
     links.py ROOT
 
-Relative links of README, CONTRIBUTING, CHANGELOG and all pages below docs/ name a file of the tree,
-and what follows # a heading of it. Each page of docs/ stands in docs/README.md, each of docs/lab in
-docs/lab/README.md.
+Relative links of all pages name a file of the tree, and what follows # a heading of it. Each page
+of docs/ stands in docs/README.md, each of docs/lab in docs/lab/README.md. A page that a comment, a
+help text or a script names is there, too.
 """
 import pathlib
 import re
 import sys
 
+# a page in the words of sources: "docs/api.md has the policy"
+NAMED = re.compile(r"\bdocs/[\w/.-]+\.(?:md|svg|html)\b")
+SOURCES = ("src", "cli", "include", "python", "scripts", "tests", "bench", "cmake", "examples")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -55,11 +58,22 @@ def unlisted(root, pages):
                 yield "%s does not name %s" % (index.relative_to(root), page.relative_to(root))
 
 
+def unknown(root):
+    """Pages that sources name and that are not there."""
+    for folder in SOURCES:
+        for path in sorted((root / folder).rglob("*")):
+            if not path.is_file() or path.suffix in (".pyc", ".gz") or "seeds" in path.parts:
+                continue
+            for name in set(NAMED.findall(path.read_text(errors="replace"))):
+                if not (root / name).exists():
+                    yield "%s names %s, which is not there" % (path.relative_to(root), name)
+
+
 def main():
     root = pathlib.Path(sys.argv[1]).resolve()
-    pages = [root / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-    pages += sorted((root / "docs").rglob("*.md"))
-    faults = [*dead(root, pages), *unlisted(root, pages)]
+    pages = sorted(root.glob("*.md")) + sorted((root / "docs").rglob("*.md"))
+    pages += sorted((root / "tests").rglob("*.md")) + sorted((root / "python").rglob("*.md"))
+    faults = [*dead(root, pages), *unlisted(root, pages), *unknown(root)]
     print("\n".join(faults + ["%d pages, %d faults" % (len(pages), len(faults))]))
     sys.exit(1 if faults else 0)
 
