@@ -286,6 +286,9 @@ static void sync_folder(const char *path) {
 ht_status hti_writer_commit(hti_writer *w) {
     if (w->file) TRY(hti_writer_finish(w));
     if (w->broken) return cannot(w, "only a part of it could be written");
+    mode_t mode;
+    int exact;
+    TRY(check_target(w, &mode, &exact)); /* work may have taken long */
     if (rename(w->temporary, w->path) != 0) return failed(w, errno);
     sync_folder(w->path);
     forget(w);
@@ -384,17 +387,19 @@ static const char *kind_of(mode_t mode) {
                             : "a device";
 }
 
-/* streams: pipes and terminals will do. Opening does not wait; reading a stream does. */
+/* streams: pipes and terminals will do. A pipe that nobody writes into yet is waited for, as its
+ * bytes are; nothing else is. */
 static ht_status open_file(ht_context *ctx, FILE **out, uint64_t *bytes, const char *path,
                            int streams) {
     struct stat about = {0};
     *out = NULL;
     *bytes = 0;
-    int fd = open(path, O_RDONLY | (streams ? 0 : O_NONBLOCK) | O_NOCTTY | O_CLOEXEC);
+    int waits = streams && stat(path, &about) == 0 && S_ISFIFO(about.st_mode);
+    int fd = open(path, O_RDONLY | (waits ? 0 : O_NONBLOCK) | O_NOCTTY | O_CLOEXEC);
     CHECK(ctx, fd >= 0, status_of(errno), "%s could not be opened: %s", path, strerror(errno));
     int known = fstat(fd, &about) == 0;
     int good = S_ISREG(about.st_mode) || (streams && (S_ISFIFO(about.st_mode) || isatty(fd) == 1));
-    if (known && good && !streams) fcntl(fd, F_SETFL, 0);
+    if (known && good && !waits) fcntl(fd, F_SETFL, 0);
     *out = known && good ? fdopen(fd, "rb") : NULL;
     *bytes = (uint64_t)about.st_size;
     if (*out) return HT_OK;

@@ -72,6 +72,30 @@ static void nodes_stay(void **state) {
     REFUSED(cpu, hti_file_append(cpu, &log, pipe), HT_IO, "cannot write");
 }
 
+/* What came there while the file was written is not replaced either. */
+static void nodes_that_come_late(void **state) {
+    (void)state;
+    struct stat about;
+    const char *path = training_path("late"), *victim = training_path("late victim");
+    hti_writer w;
+    training_write(victim, "mine", 4);
+    OK(cpu, hti_writer_open(&w, cpu, path));
+    OK(cpu, hti_writer_put(&w, "new", 3));
+    assert_int_equal(symlink(victim, path), 0);
+    REFUSED(cpu, hti_writer_commit(&w), HT_IO, "late: it is a link");
+    hti_writer_discard(&w);
+    assert_int_equal(lstat(path, &about), 0);
+    assert_true(S_ISLNK(about.st_mode));
+    holds(victim, "mine");
+    unlink(path);
+    OK(cpu, hti_writer_open(&w, cpu, path));
+    assert_int_equal(mkfifo(path, 0600), 0);
+    REFUSED(cpu, hti_writer_commit(&w), HT_IO, "late: it is not a regular file");
+    hti_writer_discard(&w);
+    assert_int_equal(training_temporaries(), 0);
+    unlink(path);
+}
+
 /* Whatever name a temporary could be thought to have, a link there leads nowhere. */
 static void planted_links(void **state) {
     (void)state;
@@ -322,7 +346,6 @@ static void names(void **state) {
     for (size_t i = 0; i < 7; i++) assert_false(hti_path_inside(outside[i]));
 }
 
-/* The value that all descriptions of this sum give, and pieces of any length. */
 /* What programs get: a file is there once it is committed and not before, a finished one takes
  * nothing more, and one that is given up leaves nothing. */
 static void for_programs(void **state) {
@@ -353,6 +376,7 @@ static void for_programs(void **state) {
     assert_int_equal(ht_file_step("step-12.txt"), -1);
 }
 
+/* The value that all descriptions of this sum give, and pieces of any length. */
 static void sums(void **state) {
     (void)state;
     unsigned char bytes[100];
@@ -366,13 +390,13 @@ static void sums(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nodes_stay),   cmocka_unit_test(planted_links),
-        cmocka_unit_test(left_overs),   cmocka_unit_test(modes),
-        cmocka_unit_test(two_writers),  cmocka_unit_test(limit_on_sizes),
-        cmocka_unit_test(broken_stays), cmocka_unit_test(inputs),
-        cmocka_unit_test(append),       cmocka_unit_test(scratch),
-        cmocka_unit_test(names),        cmocka_unit_test(for_programs),
-        cmocka_unit_test(sums),
+        cmocka_unit_test(nodes_stay),     cmocka_unit_test(nodes_that_come_late),
+        cmocka_unit_test(planted_links),  cmocka_unit_test(left_overs),
+        cmocka_unit_test(modes),          cmocka_unit_test(two_writers),
+        cmocka_unit_test(limit_on_sizes), cmocka_unit_test(broken_stays),
+        cmocka_unit_test(inputs),         cmocka_unit_test(append),
+        cmocka_unit_test(scratch),        cmocka_unit_test(names),
+        cmocka_unit_test(for_programs),   cmocka_unit_test(sums),
     };
     return cmocka_run_group_tests_name("files", tests, open_all, close_all);
 }

@@ -201,6 +201,42 @@ static void test_damaged(void **state) {
     ht_model_destroy(model);
 }
 
+/* A bit flipped anywhere: refused, or the same model; and so is an end that is missing. */
+static void test_flipped_bits(void **state) {
+    (void)state;
+    static char bytes[1 << 17], copy[1 << 17];
+    static const char text[] = "it is not good, do re so";
+    float want[3], got[3];
+    int refused = 0, tried = 0;
+    ht_linear *linear = fitted(cpu, many_rows()), *loaded;
+    const char *path = training_path("flipped.safetensors");
+    OK(cpu, ht_linear_save(linear, path));
+    three(linear, want, text);
+    ht_linear_destroy(linear);
+    FILE *f = fopen(path, "rb");
+    size_t n = fread(bytes, 1, sizeof bytes, f), step = (size_t)training_thin();
+    fclose(f);
+    assert_in_range(n, 2000, sizeof bytes - 1);
+    for (size_t at = 0; at < n; at += step * (at < 1200 ? 3 : n / 200), tried++) {
+        memcpy(copy, bytes, n);
+        copy[at] = (char)(copy[at] ^ (1 << tried % 8));
+        training_write(path, copy, n);
+        if (ht_linear_load(&loaded, cpu, path) != HT_OK) {
+            assert_null(loaded);
+            refused++;
+            continue;
+        }
+        three(loaded, got, text);
+        assert_memory_equal(want, got, sizeof got);
+        ht_linear_destroy(loaded);
+    }
+    assert_true(refused > tried / 2);
+    for (size_t cut = 1; cut < n; cut += step * n / 50) {
+        training_write(path, bytes, n - cut);
+        REFUSED(cpu, ht_linear_load(&loaded, cpu, path), HT_FORMAT, "flipped.safetensors");
+    }
+}
+
 static void test_refused(void **state) {
     (void)state;
     ht_linear *linear;
@@ -351,8 +387,8 @@ static void test_choice(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_minimum), cmocka_unit_test(test_classes),
-        cmocka_unit_test(test_damaged), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_texts),   cmocka_unit_test(test_crowded),
-        cmocka_unit_test(test_choice)};
+        cmocka_unit_test(test_damaged), cmocka_unit_test(test_flipped_bits),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_crowded), cmocka_unit_test(test_choice)};
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
