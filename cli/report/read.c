@@ -48,7 +48,8 @@ static bool add(report_lines *lines, const cJSON *root, const char *const *keys)
 }
 
 static bool read_log(report_run *r, const char *path, cli_error *error) {
-    FILE *f = save_open_stream(path, error);
+    uint64_t bytes;
+    FILE *f = save_open_input(path, &bytes, error);
     if (!f) return false;
     char *line = NULL;
     size_t room = 0;
@@ -103,7 +104,7 @@ bool report_read(report_run *r, const char *path, cli_error *error) {
     *r = (report_run){.path = path};
     name_of(r, path);
     if (!run_path(file, path, "config.json", error)) return false;
-    char *text = run_read_text(file, error);
+    char *text = run_read_part(file, error);
     if (!text) return false;
     bool starved;
     r->config = json_parse(text, &starved, error);

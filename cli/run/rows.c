@@ -62,7 +62,7 @@ static bool read_places(run_places *p, const cJSON *run) {
 /* places NULL: the rows alone. */
 static bool read_run(run_places *places, run_rows *rows, const char *path, cli_error *error) {
     bool starved = false;
-    char *text = run_read_text(path, error);
+    char *text = run_read_part(path, error);
     cJSON *run = text ? json_parse(text, &starved, error) : NULL;
     bool good =
         cJSON_IsObject(run) && read_rows(rows, run) && (!places || read_places(places, run));

@@ -17,9 +17,8 @@ bool run_path(char *out, const char *folder, const char *name, cli_error *error)
     return cli_fail(error, "the name of %.200s... is too long", folder);
 }
 
-char *run_read_text(const char *path, cli_error *error) {
+static char *read_small(FILE *f, const char *path, cli_error *error) {
     enum { FIRST = 4096, MOST = 1 << 20 };
-    FILE *f = save_open_stream(path, error);
     char *text = f ? malloc(FIRST + 1) : NULL, *longer = text;
     size_t n = 0, room = FIRST;
     while (longer && (n += fread(text + n, 1, room - n, f)) == room && room < MOST) {
@@ -35,6 +34,15 @@ char *run_read_text(const char *path, cli_error *error) {
     if (!good) free(text);
     if (f) fclose(f);
     return good ? text : NULL;
+}
+
+char *run_read_text(const char *path, cli_error *error) {
+    return read_small(save_open_stream(path, error), path, error);
+}
+
+char *run_read_part(const char *path, cli_error *error) {
+    uint64_t bytes;
+    return read_small(save_open_input(path, &bytes, error), path, error);
 }
 
 bool run_write_text(const char *path, const char *text, cli_error *error) {

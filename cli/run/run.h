@@ -59,6 +59,8 @@ bool run_copy(const char *to, const char *from, cli_error *error);
 
 /* A small text file, from malloc; NULL and a sentence if it cannot be read. */
 char *run_read_text(const char *path, cli_error *error);
+/* The same of a run's folder, where nobody waits for a pipe. */
+char *run_read_part(const char *path, cli_error *error);
 bool run_write_text(const char *path, const char *text, cli_error *error);
 
 #endif

@@ -119,8 +119,9 @@ static bool check_flags(ht_context *ctx, const train_values *v, cli_error *error
     return good;
 }
 
-static bool read_config(ht_context *ctx, ht_config *config, const char *path, cli_error *error) {
-    char *text = run_read_text(path, error);
+/* text: what is in the file, freed here. */
+static bool read_config(ht_context *ctx, ht_config *config, const char *path, char *text,
+                        cli_error *error) {
     if (!text) return false;
     ht_status status = ht_config_read_json(config, text);
     free(text);
@@ -135,10 +136,12 @@ static bool make_config(ht_context *ctx, ht_config **out, const char *preset, co
         return cli_fail(error, "--preset: %s", ht_context_error(ctx));
     if (v->resume) {
         char path[4096];
-        if (!run_path(path, v->run, "config.json", error) || !read_config(ctx, *out, path, error))
+        if (!run_path(path, v->run, "config.json", error) ||
+            !read_config(ctx, *out, path, run_read_part(path, error), error))
             return false;
     }
-    if (v->config && !read_config(ctx, *out, v->config, error)) return false;
+    if (v->config && !read_config(ctx, *out, v->config, run_read_text(v->config, error), error))
+        return false;
     if (!given_set(ctx, *out, &v->key, error)) return false;
     ht_status status = v->resume ? ht_config_resume(*out, ctx, v->run) : ht_config_check(*out);
     return status == HT_OK || cli_fail(error, "%s", ht_context_error(ctx));

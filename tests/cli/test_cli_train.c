@@ -240,6 +240,23 @@ static void test_damaged_places(void **state) {
     memcpy(name + sizeof name - 3, "\"}", 2);
     program_write("places/run.json", name, sizeof name - 1);
     program_expect(1, "places/run.json is damaged", "train --run places --resume --steps 2");
+    /* nobody waits for a pipe */
+    static const char *const parts[] = {"run.json", "log.jsonl", "config.json"};
+    alarm(60);
+    for (int i = 0; i < 3; i++) {
+        char part[64], words[96];
+        snprintf(part, sizeof part, "places/%s", parts[i]);
+        snprintf(words, sizeof words, "%s is not a regular file", part);
+        assert_int_equal(remove(program_path(part)), 0);
+        assert_int_equal(mkfifo(program_path(part), 0600), 0);
+        if (i == 0) program_expect(1, words, "eval places --data mail.tsv");
+        if (i != 1) program_expect(1, words, "train --run places --resume --steps 2");
+        if (i != 0) program_expect(1, words, "report places -o page.html");
+        if (i != 0) continue;
+        assert_int_equal(remove(program_path(part)), 0);
+        program_write(part, "{\"data\": \"mail.tsv\", \"holdout\": 0.1}", 36);
+    }
+    alarm(0);
 }
 
 /* The run knows its data from any working directory. */

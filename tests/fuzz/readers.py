@@ -9,7 +9,7 @@ import sys
 READS = re.compile(
     r"\b(hti_file_(open|open_stream|read|line)|hti_stream_read|hti_source_(read|lines)|"
     r"hti_reader_open|hti_json_parse|ht_cache_load|hti_spm_open|hti_bpe_open|"
-    r"save_(open_input|open_stream|line)|run_read_text|json_parse|npy_open\w*|fread|"
+    r"save_(open_input|open_stream|line)|run_read_(text|part)|json_parse|npy_open\w*|fread|"
     r"getline|fgets|scandir|opendir|png_\w*read\w*|(inflate|ZSTD_dec)\w*) ?\(")
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 # what all readers go through; none of them knows what the bytes mean
