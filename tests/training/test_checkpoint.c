@@ -487,6 +487,10 @@ static void write_header(const char *json, size_t data) {
 
 static void foreign(void **state) {
     (void)state;
+    /* a header of 100 MiB and a byte, in a file that is large enough for it, is not read */
+    write_all(other, "\1\0\100\6\0\0\0\0{", 9);
+    assert_int_equal(truncate(other, 110 << 20), 0);
+    refuse("is not a safetensors file");
     write_header("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8);
     refuse("holds no model of ours");
     /* those of others, whatever else they hold */

@@ -574,6 +574,18 @@ static void many_labels(void **state) {
     ht_data_close(data);
 }
 
+/* More labels than any model takes are told as such, and not made room for. */
+static void too_many_labels(void **state) {
+    (void)state;
+    enum { CLASSES = 65537 };
+    char *text = malloc(2 * CLASSES * 16), *at = text;
+    ht_data *data;
+    for (int i = 0; i < 2 * CLASSES; i++) at += sprintf(at, "c%05d\tx\n", i % CLASSES);
+    REFUSED(cpu, open_rows(&data, text, "{\"length\":8}", NULL), HT_UNSUPPORTED,
+            "has 65537 labels; at most 65536 are supported");
+    free(text);
+}
+
 /* Held out are the same items with and without a header, a blank line, a row that is skipped in
  * neither or both. */
 static void parts(void **state) {
@@ -727,8 +739,9 @@ int main(void) {
         cmocka_unit_test(kinds),         cmocka_unit_test(skipping),
         cmocka_unit_test(stopping),      cmocka_unit_test(long_line),
         cmocka_unit_test(numbering),     cmocka_unit_test(known_labels),
-        cmocka_unit_test(many_labels),   cmocka_unit_test(parts),
-        cmocka_unit_test(both_parts),    cmocka_unit_test(folders),
+        cmocka_unit_test(many_labels),   cmocka_unit_test(too_many_labels),
+        cmocka_unit_test(parts),         cmocka_unit_test(both_parts),
+        cmocka_unit_test(folders),
     };
     return cmocka_run_group_tests_name("rows", tests, open_all, close_all);
 }

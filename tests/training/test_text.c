@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static ht_context *cpu;
 static char path[128];
@@ -297,6 +298,32 @@ static void damaged(void **state) {
     }
 }
 
+/* Folders in folders are read 64 deep; a link to a folder, which may go round, is not followed. */
+static void nested(void **state) {
+    (void)state;
+    enum { DEEP = 64 };
+    ht_config *config = training_config("{" TEXT "\"length\":8}");
+    ht_data_desc desc = HT_DATA_DESC_INIT;
+    ht_data *data;
+    char at[512], file[600];
+    snprintf(at, sizeof at, "%s/deep", training_folder);
+    assert_int_equal(mkdir(at, 0777), 0);
+    desc.config = config, desc.path = training_path("deep");
+    for (int i = 1; i < DEEP; i++) {
+        strcat(at, "/a");
+        assert_int_equal(mkdir(at, 0777), 0);
+    }
+    snprintf(file, sizeof file, "%s/text", at);
+    training_write(file, "some words", 10);
+    snprintf(file, sizeof file, "%s/round", at);
+    assert_int_equal(symlink(training_path("deep"), file), 0);
+    OK(cpu, ht_data_open(&data, cpu, &desc));
+    ht_data_close(data);
+    strcat(at, "/a");
+    assert_int_equal(mkdir(at, 0777), 0);
+    REFUSED(cpu, ht_data_open(&data, cpu, &desc), HT_IO, "lies more than 64 folders deep");
+}
+
 /* ---- tokens ---- */
 
 static void round_trip(const ht_tokenizer *t, const char *text, size_t bytes) {
@@ -448,10 +475,15 @@ static void tokens(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(documents),         cmocka_unit_test(odd_bytes),
-        cmocka_unit_test(parts_by_document), cmocka_unit_test(windows_end_with_documents),
-        cmocka_unit_test(trained_on),        cmocka_unit_test(larger_than_memory),
-        cmocka_unit_test(damaged),           cmocka_unit_test(tokens),
+        cmocka_unit_test(documents),
+        cmocka_unit_test(odd_bytes),
+        cmocka_unit_test(parts_by_document),
+        cmocka_unit_test(windows_end_with_documents),
+        cmocka_unit_test(trained_on),
+        cmocka_unit_test(larger_than_memory),
+        cmocka_unit_test(damaged),
+        cmocka_unit_test(nested),
+        cmocka_unit_test(tokens),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
