@@ -62,9 +62,10 @@ are the library's own: a program reads nothing of them beyond their `size`.
   earlier releases can be read.
 - Is no promise: the words of an error, the names of kernels, anything that begins with `hti_`.
 
-Anything else needs a new soname. Every function carries the version of the release that brought it:
-a program that needs one which the library lacks is refused when it starts, with that version's
-name. `libhtransformer_models` needs `libhtransformer` of exactly its own version.
+Anything else needs a new soname. `scripts/abi.py` remembers what a release had, and a test
+compares. Every function carries the version of the release that brought it: a program that needs
+one which the library lacks is refused when it starts, with that version's name.
+`libhtransformer_models` needs `libhtransformer` of exactly its own version.
 """
 
 SETTINGS = """
