@@ -96,8 +96,6 @@ static void make_attention(void) {
 
 static void make_models(void) {
     MUST(ht_world_open(&world, ctx));
-    MUST(ht_writer_create(&writer, ctx, training_path("written")));
-    stream = fopen(text_path, "rb");
     static int32_t starts[] = {0, 4}, tokens[] = {0, 1, 2, 3};
     MUST(ht_config_create(&config, ctx, NULL));
     MUST(ht_config_read_json(config, CONFIG));
@@ -194,14 +192,22 @@ static void set_field(void *at, const field *f, const value *v) {
     memcpy((char *)at + f->offset, from, f->bytes < 8 ? f->bytes : 8);
 }
 
-/* Runs in a process of its own, so that nothing is left of it. */
-static int child(const call *c, const change *bad) {
-    value v[MOST];
+/* Once for all: a child has a copy of its own. */
+static int make_all(void) {
     ht_context_desc desc = HT_CONTEXT_DESC_INIT;
-    desc.device = "cpu:ref", desc.threads = 1;
-    if (ht_context_create(&ctx, &desc) != HT_OK) return 3;
+    desc.device = "cpu:ref", desc.threads = 1; /* threads do not survive a fork */
+    if (ht_context_create(&ctx, &desc) != HT_OK) return 0;
     make_attention();
     make_models();
+    return 1;
+}
+
+/* Runs in a process of its own, so that nothing is left of it. Files alone are made here: what is
+ * done to one shows everywhere. */
+static int child(const call *c, const change *bad) {
+    value v[MOST];
+    MUST(ht_writer_create(&writer, ctx, training_path("written")));
+    stream = fopen(text_path, "rb");
     for (int i = 0; i < c->count; i++) v[i] = good(c, i);
     if (bad->field)
         set_field(v[bad->k].p, bad->field, &bad->value);
@@ -344,6 +350,7 @@ int main(void) {
     training_write(text_path, "a text of some letters", 22);
     snprintf(rows_path, sizeof rows_path, "%s/rows.tsv", training_folder);
     training_write(rows_path, "0\ta text\n1\tsome letters\n", 24);
+    if (!make_all()) return 1;
     int failed = cmocka_run_group_tests_name("api", tests, NULL, NULL);
     return training_folder_close() || failed;
 }
