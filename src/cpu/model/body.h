@@ -495,27 +495,63 @@ static void FN(muon_end)(ht_context *ctx, const hti_muon_call *a, int64_t i, con
 
 /* ---- matrix product, plain ---- */
 
-/* Row i of C: sums in the order of k, vectorised over the columns. */
-static void FN(gemm)(ht_context *ctx, const hti_gemm *g) {
-    const real *a = g->a, *b = g->b;
-    ROWS(g->m * g->n * g->k / 4) for (int64_t i = 0; i < g->m; i++) {
-        real *c = (real *)g->c + i * g->ldc;
-        if (!g->accumulate) memset(c, 0, sizeof(real) * (size_t)g->n);
-        if (g->transpose_b) {
-            for (int64_t j = 0; j < g->n; j++) {
-                real sum = 0;
-                for (int64_t k = 0; k < g->k; k++)
-                    sum += (g->transpose_a ? a[k * g->lda + i] : a[i * g->lda + k]) *
-                           b[j * g->ldb + k];
-                c[j] += sum;
+/* Rows of C side by side share the rows of B that are loaded, columns next to each other keep the
+ * adders busy. Each number is summed in the order of k, whatever is beside it. */
+enum { GEMM_ROWS = 4, GEMM_COLUMNS = 8 };
+
+static real FN(gemm_left)(const hti_gemm *g, int64_t i, int64_t k) {
+    const real *a = g->a;
+    return g->transpose_a ? a[k * g->lda + i] : a[i * g->lda + k];
+}
+
+/* c [GEMM_ROWS] or fewer rows from i on. */
+static void FN(gemm_rows)(const hti_gemm *g, int64_t i, int64_t rows) {
+    real *c = (real *)g->c + i * g->ldc;
+    const real *b = g->b;
+    int64_t n = g->n, ldc = g->ldc;
+    for (int64_t k = 0; k < g->k; k++, b += g->ldb) {
+        real x[GEMM_ROWS];
+        for (int64_t r = 0; r < rows; r++) x[r] = FN(gemm_left)(g, i + r, k);
+        if (rows == GEMM_ROWS) {
+            SIMD for (int64_t j = 0; j < n; j++) {
+                c[j] += x[0] * b[j];
+                c[ldc + j] += x[1] * b[j];
+                c[2 * ldc + j] += x[2] * b[j];
+                c[3 * ldc + j] += x[3] * b[j];
             }
             continue;
         }
+        for (int64_t r = 0; r < rows; r++)
+            SIMD for (int64_t j = 0; j < n; j++) c[r * ldc + j] += x[r] * b[j];
+    }
+}
+
+/* The same with B transposed: products of rows, of row i of A with columns j on of C. */
+static void FN(gemm_dots)(const hti_gemm *g, int64_t i, int64_t j, int64_t columns) {
+    real *c = (real *)g->c + i * g->ldc + j, sum[GEMM_COLUMNS] = {0};
+    const real *b = (const real *)g->b + j * g->ldb;
+    if (columns == GEMM_COLUMNS)
         for (int64_t k = 0; k < g->k; k++) {
-            real x = g->transpose_a ? a[k * g->lda + i] : a[i * g->lda + k];
-            const real *row = b + k * g->ldb;
-            SIMD for (int64_t j = 0; j < g->n; j++) c[j] += x * row[j];
+            real x = FN(gemm_left)(g, i, k);
+            for (int64_t l = 0; l < GEMM_COLUMNS; l++) sum[l] += x * b[l * g->ldb + k];
         }
+    else
+        for (int64_t l = 0; l < columns; l++)
+            for (int64_t k = 0; k < g->k; k++) sum[l] += FN(gemm_left)(g, i, k) * b[l * g->ldb + k];
+    for (int64_t l = 0; l < columns; l++) c[l] += sum[l];
+}
+
+static void FN(gemm)(ht_context *ctx, const hti_gemm *g) {
+    int64_t groups = (g->m + GEMM_ROWS - 1) / GEMM_ROWS;
+    ROWS(g->m * g->n * g->k / 4) for (int64_t group = 0; group < groups; group++) {
+        int64_t first = group * GEMM_ROWS, left = g->m - first;
+        int64_t rows = left < GEMM_ROWS ? left : GEMM_ROWS;
+        for (int64_t i = first; i < first + rows && !g->accumulate; i++)
+            memset((real *)g->c + i * g->ldc, 0, sizeof(real) * (size_t)g->n);
+        if (!g->transpose_b) FN(gemm_rows)(g, first, rows);
+        for (int64_t i = first; i < first + rows && g->transpose_b; i++)
+            for (int64_t j = 0; j < g->n; j += GEMM_COLUMNS)
+                FN(gemm_dots)(g, i, j, g->n - j < GEMM_COLUMNS ? g->n - j : GEMM_COLUMNS);
     }
 }
 
