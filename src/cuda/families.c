@@ -383,31 +383,34 @@ static int is_meant(const row *r, const subject *s) {
            (!r->own_dims || dims(r, &quiet)) && (options_of(s->d) & OPEN) == (r->required & OPEN);
 }
 
-hti_family hti_family_why(const hti_limits *limits, const hti_attention_call *call, int backward,
-                          const char **faster, char *why, size_t bytes) {
-    subject s = {.limits = limits, .call = call, .d = call->desc, .backward = backward};
+/* The first row that holds. *faster: the first one before it that is meant for such calls, or NULL;
+ * faster NULL: nobody asks. */
+static const row *walk(const subject *s, const row **faster) {
     const row *r = rows;
-    *faster = NULL;
-    if (bytes) *why = '\0';
-    if (call->first) return HTI_FIRST_ROWS;
-    while (r < rows + ROWS - 1 && !holds(r, &s)) { /* the last takes everything */
-        if (!*faster && is_meant(r, &s)) {
-            subject loud = s;
-            loud.why = why, loud.bytes = bytes;
-            *faster = r->name;
-            holds(r, &loud);
-        }
-        r++;
-    }
-    return r->family;
+    if (faster) *faster = NULL;
+    for (; r < rows + ROWS - 1 && !holds(r, s); r++) /* the last takes everything */
+        if (faster && !*faster && is_meant(r, s)) *faster = r;
+    return r;
 }
 
 hti_family hti_family_of(const hti_limits *limits, const hti_attention_call *call, int backward) {
     subject s = {.limits = limits, .call = call, .d = call->desc, .backward = backward};
-    const row *r = rows;
+    return call->first ? HTI_FIRST_ROWS : walk(&s, NULL)->family;
+}
+
+hti_family hti_family_why(const hti_limits *limits, const hti_attention_call *call, int backward,
+                          const char **faster, char *why, size_t bytes) {
+    subject s = {.limits = limits, .call = call, .d = call->desc, .backward = backward};
+    const row *passed;
+    *faster = NULL;
+    if (bytes) *why = '\0';
     if (call->first) return HTI_FIRST_ROWS;
-    while (r < rows + ROWS - 1 && !holds(r, &s)) r++;
-    return r->family;
+    hti_family found = walk(&s, &passed)->family;
+    if (!passed) return found;
+    *faster = passed->name;
+    s.why = why, s.bytes = bytes;
+    holds(passed, &s); /* says what it misses */
+    return found;
 }
 
 const char *hti_family_name(hti_family family) {
@@ -416,17 +419,19 @@ const char *hti_family_name(hti_family family) {
     return "first";
 }
 
-int hti_family_plans(hti_family family, const ht_attention_desc *desc) {
-    subject s = {.d = desc};
+/* Does some row of the family hold? */
+static int any_holds(hti_family family, const subject *s) {
     int any = 0;
-    for (int i = 0; i < ROWS; i++) any |= rows[i].family == family && holds(&rows[i], &s);
+    for (int i = 0; i < ROWS; i++) any |= rows[i].family == family && holds(&rows[i], s);
     return any;
+}
+
+int hti_family_plans(hti_family family, const ht_attention_desc *desc) {
+    return any_holds(family, &(subject){.d = desc});
 }
 
 int hti_family_takes(hti_family family, const hti_limits *limits, const hti_attention_call *call,
                      int backward) {
-    subject s = {.limits = limits, .call = call, .d = call->desc, .backward = backward};
-    int any = 0;
-    for (int i = 0; i < ROWS; i++) any |= rows[i].family == family && holds(&rows[i], &s);
-    return any;
+    return any_holds(
+        family, &(subject){.limits = limits, .call = call, .d = call->desc, .backward = backward});
 }
