@@ -2,7 +2,7 @@
 where they were measured, docs/lm.md's with docs/lab/lm.md; README's and docs/lra.md's accuracies
 with results/lra.jsonl, of several runs the one that validates best, or that with the same flags,
 and the flags of scripts/lra.sh with those of that run; accuracies at a step with the logs; the
-version of CHANGELOG and of the Python package with the header's.
+version of CHANGELOG and of the Python package with the header's. And the logs are thin.
 
     numbers.py ROOT
 """
@@ -111,6 +111,18 @@ def check_accuracies(root):
         yield "found %d accuracies, not 12 of docs/lra.md and 11 of README.md" % found
 
 
+def check_size(root):
+    """Logs that are longer than curves need, and all results together."""
+    all_bytes = sum(path.stat().st_size for path in (root / "results").rglob("*") if path.is_file())
+    if all_bytes >= 2e6:
+        yield "results/ has %d bytes, more than 2 MB" % all_bytes
+    for path in sorted((root / "results/logs").glob("*.jsonl.gz")):
+        with gzip.open(path) as log:
+            lines = sum(1 for _ in log)
+        if lines > 150:
+            yield "%s has %d lines, more than 150: scripts/thin_log.sh" % (path.name, lines)
+
+
 def words(flags):
     """"--a 1 --b 2": {"--a": "1", "--b": "2"}"""
     flags = flags.split()
@@ -149,7 +161,8 @@ def check_models(root):
 
 def main():
     root = pathlib.Path(sys.argv[1])
-    versions = [fault for check in (check_version, check_accuracies, check_recipes, check_models)
+    versions = [fault for check in (check_version, check_accuracies, check_recipes, check_models,
+                                             check_size)
                 for fault in check(root)]
     print("\n".join(versions + ["versions, accuracies and recipes compared"]))
     readme = (root / "README.md").read_text().split("\n")
