@@ -13,23 +13,14 @@
 static const char magic[8] = {'h', 't', 'i', 'm', 'a', 'g', 'e', 's'};
 enum { CIFAR_PIXELS = 1024, CIFAR_RECORD = 1 + 3 * CIFAR_PIXELS };
 
-static void put_number(unsigned char *out, uint64_t x, int bytes) {
-    for (int i = 0; i < bytes; i++) out[i] = (unsigned char)(x >> 8 * i);
-}
-static uint64_t get_number(const unsigned char *from, int bytes) {
-    uint64_t x = 0;
-    for (int i = 0; i < bytes; i++) x |= (uint64_t)from[i] << 8 * i;
-    return x;
-}
-
 void hti_images_header(unsigned char out[HTI_IMAGES_HEADER], int64_t height, int64_t width,
                        int64_t classes, int64_t count) {
     memcpy(out, magic, sizeof magic);
-    put_number(out + 8, 1, 4);
-    put_number(out + 12, (uint64_t)height, 4);
-    put_number(out + 16, (uint64_t)width, 4);
-    put_number(out + 20, (uint64_t)classes, 4);
-    put_number(out + 24, (uint64_t)count, 8);
+    hti_put_number(out + 8, 1, 4);
+    hti_put_number(out + 12, (uint64_t)height, 4);
+    hti_put_number(out + 16, (uint64_t)width, 4);
+    hti_put_number(out + 20, (uint64_t)classes, 4);
+    hti_put_number(out + 24, (uint64_t)count, 8);
 }
 
 /* One file's records. */
@@ -44,12 +35,13 @@ typedef struct records {
 static ht_status read_header(ht_context *ctx, records *r, const unsigned char *bytes,
                              size_t count) {
     CHECK(ctx, count >= HTI_IMAGES_HEADER, HT_FORMAT, "%s ends inside its header", r->name);
-    CHECK(ctx, get_number(bytes + 8, 4) == 1, HT_FORMAT,
+    CHECK(ctx, hti_get_number(bytes + 8, 4) == 1, HT_FORMAT,
           "%s has version %llu of the format, this program knows 1", r->name,
-          (unsigned long long)get_number(bytes + 8, 4));
-    r->height = (int64_t)get_number(bytes + 12, 4), r->width = (int64_t)get_number(bytes + 16, 4);
+          (unsigned long long)hti_get_number(bytes + 8, 4));
+    r->height = (int64_t)hti_get_number(bytes + 12, 4),
+    r->width = (int64_t)hti_get_number(bytes + 16, 4);
     r->pixels = (uint64_t)r->height * (uint64_t)r->width;
-    r->count = get_number(bytes + 24, 8);
+    r->count = hti_get_number(bytes + 24, 8);
     r->bytes = r->pixels + 1;
     r->at = bytes + HTI_IMAGES_HEADER;
     CHECK(ctx,

@@ -82,6 +82,17 @@ typedef ht_status hti_each_review(void *user, const char *name, int label, const
 int hti_imdb_is_folder(const char *path);
 ht_status hti_imdb_read(ht_context *ctx, const char *path, hti_each_review *each, void *user);
 
+/* ---- numbers in headers of files, their lowest byte first ---- */
+
+static inline void hti_put_number(unsigned char *out, uint64_t x, int bytes) {
+    for (int i = 0; i < bytes; i++) out[i] = (unsigned char)(x >> 8 * i);
+}
+static inline uint64_t hti_get_number(const unsigned char *from, int bytes) {
+    uint64_t x = 0;
+    for (int i = 0; i < bytes; i++) x |= (uint64_t)from[i] << 8 * i;
+    return x;
+}
+
 /* ---- listops.c ---- */
 
 /* The value of an expression; FORMAT: it is none. */

@@ -11,23 +11,14 @@
 static const char magic[8] = {'h', 't', 't', 'o', 'k', 'e', 'n', 's'};
 enum { TOKEN_BYTES = 2, BACK_BYTES = 4 };
 
-static void put_number(unsigned char *out, uint64_t x, int bytes) {
-    for (int i = 0; i < bytes; i++) out[i] = (unsigned char)(x >> 8 * i);
-}
-static uint64_t get_number(const unsigned char *from, int bytes) {
-    uint64_t x = 0;
-    for (int i = 0; i < bytes; i++) x |= (uint64_t)from[i] << 8 * i;
-    return x;
-}
-
 void hti_marked_header(unsigned char out[HTI_MARKED_HEADER], int64_t vocab, int64_t tokens,
                        int64_t items) {
     memset(out, 0, HTI_MARKED_HEADER);
     memcpy(out, magic, sizeof magic);
-    put_number(out + 8, 1, 4);
-    put_number(out + 12, (uint64_t)vocab, 4);
-    put_number(out + 16, (uint64_t)tokens, 4);
-    put_number(out + 24, (uint64_t)items, 8);
+    hti_put_number(out + 8, 1, 4);
+    hti_put_number(out + 12, (uint64_t)vocab, 4);
+    hti_put_number(out + 16, (uint64_t)tokens, 4);
+    hti_put_number(out + 24, (uint64_t)items, 8);
 }
 
 /* ---- files ---- */
@@ -50,12 +41,12 @@ static ht_status read_header(const ht_data *d, records *r, const unsigned char *
                              size_t count) {
     CHECK(d->ctx, count >= HTI_MARKED_HEADER && memcmp(bytes, magic, sizeof magic) == 0, HT_FORMAT,
           "%s is no file of tokens: it should begin with httokens (docs/formats.md)", r->name);
-    CHECK(d->ctx, get_number(bytes + 8, 4) == 1, HT_FORMAT,
+    CHECK(d->ctx, hti_get_number(bytes + 8, 4) == 1, HT_FORMAT,
           "%s has version %llu of the format, this program knows 1", r->name,
-          (unsigned long long)get_number(bytes + 8, 4));
-    r->vocab = (int64_t)get_number(bytes + 12, 4);
-    r->tokens = (int64_t)get_number(bytes + 16, 4);
-    r->count = get_number(bytes + 24, 8);
+          (unsigned long long)hti_get_number(bytes + 8, 4));
+    r->vocab = (int64_t)hti_get_number(bytes + 12, 4);
+    r->tokens = (int64_t)hti_get_number(bytes + 16, 4);
+    r->count = hti_get_number(bytes + 24, 8);
     r->bytes = (uint64_t)r->tokens * (TOKEN_BYTES + BACK_BYTES);
     r->at = bytes + HTI_MARKED_HEADER;
     CHECK(d->ctx,
@@ -81,8 +72,8 @@ static ht_status add_item(ht_data *d, const records *r, uint64_t number) {
     const unsigned char *id = r->at + number * r->bytes, *from = id + r->tokens * TOKEN_BYTES;
     int counts = 0;
     for (int64_t i = 0; i < r->tokens; i++) {
-        uint16_t token = (uint16_t)get_number(id + i * TOKEN_BYTES, TOKEN_BYTES);
-        int32_t back = (int32_t)(uint32_t)get_number(from + i * BACK_BYTES, BACK_BYTES);
+        uint16_t token = (uint16_t)hti_get_number(id + i * TOKEN_BYTES, TOKEN_BYTES);
+        int32_t back = (int32_t)(uint32_t)hti_get_number(from + i * BACK_BYTES, BACK_BYTES);
         CHECK(d->ctx, token < r->vocab, HT_FORMAT,
               "%s: item %llu has the token %d, but a vocab of %lld", r->name,
               (unsigned long long)number + 1, token, (long long)r->vocab);
@@ -172,9 +163,9 @@ static ht_status write_items(hti_set *s, hti_pack *pack, const hti_maker *m, int
     for (int64_t i = 0; i < count; i++) {
         unsigned char *to = bytes + i * item;
         for (int64_t k = 0; k < n; k++) {
-            put_number(to + k * TOKEN_BYTES, ids[i * n + k], TOKEN_BYTES);
-            put_number(to + n * TOKEN_BYTES + k * BACK_BYTES, (uint32_t)back[i * n + k],
-                       BACK_BYTES);
+            hti_put_number(to + k * TOKEN_BYTES, ids[i * n + k], TOKEN_BYTES);
+            hti_put_number(to + n * TOKEN_BYTES + k * BACK_BYTES, (uint32_t)back[i * n + k],
+                           BACK_BYTES);
         }
         hti_set_count(s, m->part, hti_sum_add(hti_sum_begin(0), to, (size_t)item), n - 1);
     }
