@@ -6,6 +6,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -429,6 +430,71 @@ static void strange_names(void **state) {
     drop(&b);
 }
 
+/* ---- two contexts share nothing ---- */
+
+typedef struct side {
+    char path[128]; /* of its checkpoint */
+    double loss;
+    int good;
+} side;
+
+/* All that a run does, in a thread of its own; the thread sanitizer looks on. */
+static ht_status run_side(side *s, ht_context *own) {
+    ht_config *config = NULL;
+    ht_data *data = NULL;
+    ht_model *model = NULL, *again = NULL;
+    ht_trainer *trainer = NULL;
+    ht_batch batch = HT_BATCH_INIT;
+    ht_report r = HT_REPORT_INIT;
+    ht_data_desc desc = HT_DATA_DESC_INIT;
+    ht_status status = ht_config_create(&config, own, NULL);
+    if (status == HT_OK) status = ht_config_read_json(config, "{" TINY "\"dropout\":0.1}");
+    desc.config = config;
+    if (status == HT_OK) status = ht_data_open(&data, own, &desc);
+    if (status == HT_OK) status = ht_model_create(&model, own, config);
+    if (status == HT_OK) status = ht_trainer_create(&trainer, model, NULL);
+    for (int step = 0; step < 3 && status == HT_OK; step++) {
+        status = ht_data_draw(data, &batch);
+        if (status == HT_OK) status = ht_trainer_step(trainer, &batch, 1, &r);
+    }
+    if (status == HT_OK) status = ht_trainer_save(trainer, data, s->path);
+    if (status == HT_OK) status = ht_model_load(&again, own, s->path);
+    s->loss = r.loss;
+    ht_model_destroy(again);
+    ht_trainer_destroy(trainer);
+    ht_model_destroy(model);
+    ht_data_close(data);
+    ht_config_destroy(config);
+    return status;
+}
+
+static void *one_side(void *user) {
+    side *s = user;
+    ht_context *own;
+    ht_context_desc desc = HT_CONTEXT_DESC_INIT;
+    desc.device = "cpu:ref", desc.threads = 2;
+    if (ht_context_create(&own, &desc) != HT_OK) return NULL;
+    s->good = run_side(s, own) == HT_OK;
+    ht_context_destroy(own);
+    return NULL;
+}
+
+static void side_by_side(void **state) {
+    (void)state;
+    enum { SIDES = 3 };
+    side sides[SIDES] = {0};
+    pthread_t threads[SIDES];
+    for (int i = 0; i < SIDES; i++) {
+        snprintf(sides[i].path, sizeof sides[i].path, "%s/side%d", training_folder, i);
+        assert_int_equal(pthread_create(&threads[i], NULL, one_side, &sides[i]), 0);
+    }
+    for (int i = 0; i < SIDES; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
+    for (int i = 0; i < SIDES; i++) {
+        assert_true(sides[i].good);
+        assert_true(sides[i].loss > 0 && sides[i].loss == sides[0].loss);
+    }
+}
+
 int main(void) {
 #define OVERFIT                                                                                  \
     "\"layers\":2,\"width\":32,\"heads\":2,\"hidden\":64,\"vocab\":11,\"classes\":4,\"length\":" \
@@ -457,6 +523,7 @@ int main(void) {
         cmocka_unit_test(keeps),
         cmocka_unit_test(damaged_newest),
         cmocka_unit_test(strange_names),
+        cmocka_unit_test(side_by_side),
     };
     char name[64];
     device = "cpu", dtype = "f32";
