@@ -16,6 +16,8 @@ install(FILES ${python_folder}/libhtransformer.so.1 ${python_folder}/libhtransfo
 install(FILES ${python_folder}/libhtransformer_models.so.1
               ${PROJECT_SOURCE_DIR}/models/shakespeare.safetensors
   DESTINATION . COMPONENT python_models EXCLUDE_FROM_ALL)
+install(FILES ${PROJECT_SOURCE_DIR}/models/encoder.safetensors
+  DESTINATION . COMPONENT python_models EXCLUDE_FROM_ALL OPTIONAL)
 add_custom_target(python_attention)
 if(HT_PYTHON_PREBUILT)
   add_custom_target(python_models)

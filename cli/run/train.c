@@ -263,6 +263,9 @@ static bool use_weights(run_parts *p, const train_values *v, cli_error *error) {
     if (!path[0]) return true;
     if (ht_model_take(p->model, path, &taken) != HT_OK)
         return cli_fail(error, "--init: %s", ht_context_error(p->ctx));
+    if (!v->init && 2 * taken < ht_model_tensors(p->model)) /* all but the head */
+        return cli_fail(error, "%s is no encoder of this form: %lld of %lld tensors fit", path,
+                        (long long)taken, (long long)ht_model_tensors(p->model));
     if (!v->quiet)
         printf("  init       %lld of %lld tensors from %s%s\n", (long long)taken,
                (long long)ht_model_tensors(p->model), path,

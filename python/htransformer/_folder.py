@@ -5,7 +5,7 @@ import stat
 from typing import Any, Dict, Optional
 
 from ._library import FileError, FormatError, InvalidError
-from ._models_library import HEADERS, ROWS, RowsDesc, made, models, package_folder
+from ._models_library import HEADERS, ROWS, RowsDesc, in_box, made, models
 
 BOX = "shakespeare.safetensors"
 MOST = 1 << 20  # bytes of a small text, as in the program
@@ -75,12 +75,11 @@ def find_weights(run: Optional[str], last: bool = False) -> str:
 
 
 def _box() -> str:
-    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    for folder in (package_folder(), os.path.join(here, "models")):
-        if folder and os.path.exists(os.path.join(folder, BOX)):
-            return os.path.join(folder, BOX)
-    raise FileError("the model that comes with htransformer-models (%s) is not installed: name a "
-                    "run" % BOX)
+    found = in_box(BOX)
+    if found is None:
+        raise FileError("the model that comes with htransformer-models (%s) is not installed: name "
+                        "a run" % BOX)
+    return found
 
 
 # ---- run.json ----------------------------------------------------------------------------------

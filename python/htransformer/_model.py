@@ -13,9 +13,8 @@ from . import _library
 from ._folder import find_weights, is_there, read_run, rows_desc
 from ._library import FileError, InvalidError, UnsupportedError
 from ._linear import Linear
-from ._models_library import (HEADERS, PARTS, ROWS, Batch, DataDesc, GeneratorDesc, Owner, Report,
-                              RowsDesc, Sampling, TensorInfo, TrainerDesc, config_text, labels_of,
-                              made, models, package_folder, pointer)
+from ._models_library import (PARTS, Batch, DataDesc, GeneratorDesc, Owner, Sampling, TensorInfo,
+                              TrainerDesc, config_text, labels_of, made, models, pointer)
 
 Text = Union[str, bytes]
 

@@ -48,6 +48,12 @@ class DataInfo(Structure):
                 ("documents", c_int64)]
 
 
+class KeyInfo(Structure):
+    _fields_ = [("size", c_size_t), ("name", c_char_p), ("kind", c_int), ("owner", c_int),
+                ("help", c_char_p), ("fallback", c_char_p), ("choices", c_void_p),
+                ("least", c_double), ("most", c_double), ("keeps", c_int), ("decided", c_int)]
+
+
 class TensorInfo(Structure):
     _fields_ = [("size", c_size_t), ("name", c_char_p), ("rank", c_int), ("shape", c_int64 * 2),
                 ("count", c_int64)]
@@ -119,6 +125,8 @@ _FUNCTIONS = {  # name: (result, arguments); results of c_int are ht_status
     "ht_config_write_json": (c_int, [_H, c_char_p, c_size_t, POINTER(c_size_t)]),
     "ht_config_check": (c_int, [_H]),
     "ht_config_resume": (c_int, [_H, _H, c_char_p]),
+    "ht_config_keys": (c_int, []),
+    "ht_config_key": (c_int, [c_int, POINTER(KeyInfo)]),
     "ht_labels_count": (c_int64, [_H]),
     "ht_labels_name": (c_char_p, [_H, c_int64]),
     "ht_tokenizer_open": (c_int, [_OUT, _H, c_char_p]),
@@ -187,6 +195,16 @@ def package_folder() -> Optional[str]:
     import importlib.util
     spec = importlib.util.find_spec("htransformer_models")
     return os.path.dirname(spec.origin) if spec and spec.origin else None
+
+
+def in_box(name: str) -> Optional[str]:
+    """The file of weights that comes with htransformer-models, or lies in the source tree; None: it
+    is in neither."""
+    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    for folder in (package_folder(), os.path.join(here, "models")):
+        if folder and os.path.exists(os.path.join(folder, name)):
+            return os.path.join(folder, name)
+    return None
 
 
 def _candidates() -> List[str]:

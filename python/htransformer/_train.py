@@ -7,9 +7,9 @@ import warnings
 from ctypes import byref, c_int64
 from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple, Union
 
-from . import _library, _linear
+from . import _begin, _library, _linear
 from ._folder import find_weights, is_there, read_file, read_run, rows_desc
-from ._library import FileError, InvalidError
+from ._library import FileError, FormatError, InvalidError
 from ._linear import Linear
 from ._model import Model, in_bytes, load
 from ._models_library import (PARTS, DataDesc, DataInfo, Owner, ResumeInfo, Tell, TrainDesc,
@@ -140,6 +140,7 @@ class _Run:
 
     def __init__(self, own: Owner, folder: _Folder, resume: bool):
         self.own, self.folder, self.resume = own, folder, resume
+        self.preset: Optional[str] = None
         self.train = self.valid = self.tokenizer = self.linear = None
 
     def set(self, key: str, value: Any) -> None:
@@ -149,10 +150,10 @@ class _Run:
     def settings(self) -> Dict[str, Any]:
         return json.loads(config_text(self.own, self.config))
 
-    def make_config(self, preset: Optional[str], data: Any, settings: Dict[str, Any]) -> None:
-        start = None if self.resume else preset or ("small" if data else "small-listops")
+    def make_config(self, preset: Optional[str], settings: Dict[str, Any]) -> None:
+        self.preset = preset
         self.config = self.own.make("ht_config_create", "ht_config_destroy", self.own.context,
-                                    start.encode() if start else None)
+                                    preset.encode() if preset else None)
         if self.resume:
             self.own.call("ht_config_read_json", self.config, read_file(self.folder.config))
         for key, value in settings.items():
@@ -201,6 +202,26 @@ class _Run:
             self.valid = self.open_one(self.describe(where, valid or path, part=PARTS["valid"],
                                                      labels=labels))
 
+    def open_words(self, where: Dict[str, Any], named: bool, settings: Dict[str, Any]) -> None:
+        """The encoder was taken because nothing else was said: not for what is no text."""
+        self.open_data(where)
+        if named or self.resume or self.preset != _begin.PRESET or \
+                _begin.has_words(self.own, self.train):
+            return
+        for handle in (self.valid, self.train, self.config):
+            if handle is not None:
+                self.own.drop(handle)
+        self.make_config("small", settings)
+        self.open_data(where)
+
+    def epochs_of(self, epochs: float, named: bool, settings: Dict[str, Any]) -> float:
+        """Without a word on it a GPU goes over the items as often as pays with the encoder."""
+        said = self.resume or named or "steps" in settings or self.settings()["minutes"] > 0
+        if epochs or said or self.preset != _begin.PRESET or \
+                not self.own.device.startswith("cuda"):
+            return epochs
+        return _begin.EPOCHS
+
     def count_epochs(self, epochs: float, settings: Dict[str, Any]) -> None:
         if not epochs:
             return
@@ -211,14 +232,19 @@ class _Run:
         each = now["batch"] * now["accumulate"]
         self.set("steps", int(min(-(-epochs * info.items // each), 1e9)))
 
-    def make_model(self, init: Optional[str]) -> None:
+    def make_model(self, init: Optional[str], settings: Dict[str, Any]) -> None:
         self.model = self.own.make("ht_model_create", "ht_model_destroy", self.own.context,
                                    self.config)
-        if init:
-            if self.resume:
-                raise InvalidError("init starts a run, resume goes on with one")
-            self.own.call("ht_model_take", self.model, os.fsencode(find_weights(init)),
-                          byref(c_int64()))
+        if init and self.resume:
+            raise InvalidError("init starts a run, resume goes on with one")
+        path = find_weights(init) if init else None if self.resume else \
+            _begin.weights_of(self.own, self.preset, init, settings, self.settings())
+        if path:
+            taken, all_ = c_int64(), self.own.lib.ht_model_tensors(self.model)
+            self.own.call("ht_model_take", self.model, os.fsencode(path), byref(taken))
+            if not init and 2 * taken.value < all_:  # all but the head
+                raise FormatError("%s is no encoder of this form: %d of %d tensors fit"
+                                  % (path, taken.value, all_))
         self.trainer = self.own.make("ht_trainer_create", "ht_trainer_destroy", self.model,
                                      byref(made(TrainerDesc, config=self.config)))
         if self.resume:  # before anything is written: settings that do not fit must not stay
@@ -303,7 +329,8 @@ def train(data: Optional[Data] = None, *, run: str, preset: Optional[str] = None
     data      a file or folder of labelled texts, plain text or images; or pairs (text, label);
               None: tasks that make their items
     run       the folder of the run
-    preset    what the settings start from: "small", "small-text", "lm/tiny", "lra/listops", ...
+    preset    what the settings start from: "small", "small-text", "lm/tiny", "lra/listops", ...;
+              None: labelled texts begin with the encoder that comes along (docs/encoder.md)
     resume    goes on with the run in the folder, bit for bit; data is where it was
     valid     data to validate on, else `holdout` (0.1) of data
     settings  all of docs/training.md by their names: steps=500, layers=4, block=16, open=8
@@ -322,11 +349,12 @@ def train(data: Optional[Data] = None, *, run: str, preset: Optional[str] = None
                 "data": data, "valid": valid, "papers": papers, "holdout": holdout, "rows": rows,
                 "header": header, "text_column": text_column, "label_column": label_column,
                 "skip_bad": skip_bad}, resume)
-            r.make_config(preset, where["data"], settings)
+            r.make_config(None if resume else preset or _begin.preset_of(
+                own, where["data"], init, settings), settings)
             r.use_tokenizer(tokenizer, settings)
-            r.open_data(where)
-            r.count_epochs(epochs, settings)
-            r.make_model(init)
+            r.open_words(where, bool(preset), settings)
+            r.count_epochs(r.epochs_of(epochs, bool(preset), settings), settings)
+            r.make_model(init, settings)
             r.write_folder(where, tokenizer)
             r.begin_linear(linear)
             r.go(callback)

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 static char directory[64];
+static const char *used; /* in the directory, or NULL */
 static program_result result;
 
 int program_setup(void **state) {
@@ -47,14 +48,16 @@ static char *slurp(const char *path, size_t *count) {
     return text;
 }
 
+void program_use(const char *name) { used = name; }
+
 const program_result *program_run(const char *format, ...) {
     char words[2048], command[4096];
     va_list list;
     va_start(list, format);
     vsnprintf(words, sizeof words, format, list);
     va_end(list);
-    snprintf(command, sizeof command, "cd '%s' && { '" HTRANSFORMER "' %s ; } >.out 2>.err",
-             directory, words);
+    snprintf(command, sizeof command, "cd '%s' && { '%s' %s ; } >.out 2>.err", directory,
+             used ? program_path(used) : HTRANSFORMER, words);
     int status = system(command);
     free(result.out);
     free(result.err);

@@ -25,6 +25,9 @@ typedef struct program_result {
 int program_setup(void **state);
 int program_teardown(void **state);
 
+/* From now on the program in this file of the directory; NULL: the one that was built. */
+void program_use(const char *name);
+
 /* The program with these words, as the shell splits them. The result lives until the next call. */
 const program_result *program_run(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -1,14 +1,16 @@
 /*
  * What train begins with: the encoder in the box for texts with labels, random weights for what is
- * no text and for models of another form.
+ * no text, for models of another form, and where there is no encoder. The box is the test's own: a
+ * copy of the program beside a folder `models`, and an encoder that was trained for one step.
  */
 #include "program.h"
 
-#include <unistd.h>
-
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define FEW "--steps 1 --length 64 --batch 4 --threads 1 --linear no --data "
+#define BOX "models/encoder.safetensors"
+enum { MOST = 10 << 20 }; /* bytes of the encoder */
 
 /* Rows of two labels whose texts are made of so many letters. */
 static void write_rows(const char *name, const char *letters) {
@@ -25,10 +27,26 @@ static void write_rows(const char *name, const char *letters) {
     program_write(name, text, strlen(text));
 }
 
+/* The encoder, as scripts/encoder.sh trains it. */
+static int make_encoder(void) {
+    const program_result *r = program_run(
+        "train --run enc --preset encoder --task denoise --data prose.txt --format text "
+        "--across 1 --hide 0.3 --hide_run 6 --length 64 --batch 4 --steps 1 --threads 1 --quiet "
+        "--holdout 0");
+    if (r->code != 0) return print_error("%s", r->err), 1;
+    r = program_run("export enc --last --to " BOX " --dtype bf16");
+    return r->code;
+}
+
 static int setup(void **state) {
     if (program_setup(state)) return 1;
     write_rows("texts.tsv", "the quick brown fox jumps over the lazy dog, THE END. 0123456789");
+    write_rows("prose.txt", "the quick brown fox jumps over the lazy dog, THE END. 0123456789");
     write_rows("sites.tsv", "ACGT");
+    const program_result *r =
+        program_run("--version && mkdir bin models && cp '" HTRANSFORMER "' bin/htransformer");
+    if (r->code != 0 || make_encoder()) return 1;
+    program_use("bin/htransformer");
     return 0;
 }
 
@@ -39,12 +57,11 @@ static int begins(const char *words) {
     snprintf(command, sizeof command, "train --run r%d %s", number++, words);
     const program_result *r = program_run("%s", command);
     if (r->code != 0) fail_msg("%s: %s", command, r->err);
-    return strstr(r->out, "encoder.safetensors") != NULL;
+    return strstr(r->out, BOX) != NULL;
 }
 
 static void test_texts(void **state) {
     (void)state;
-    if (access(MODELS "/encoder.safetensors", F_OK) != 0) skip();
     assert_true(begins(FEW "texts.tsv"));
     const program_result *r = program_run("train --run whole " FEW "texts.tsv");
     assert_int_equal(r->code, 0);
@@ -57,6 +74,51 @@ static void test_texts(void **state) {
     /* it is used without a word about where it came from */
     r = program_run("predict whole --text \"the dog\" --threads 1");
     assert_int_equal(r->code, 0);
+}
+
+/* What comes along is small, and is what its settings say. */
+static void test_size(void **state) {
+    (void)state;
+    struct stat about;
+    assert_int_equal(stat(program_path(BOX), &about), 0);
+    assert_true(about.st_size > 0 && about.st_size <= MOST);
+}
+
+/* Without it texts begin as they did before there was one; who asks for it is told. */
+static void test_no_encoder(void **state) {
+    (void)state;
+    assert_int_equal(rename(program_path(BOX), program_path("models/away")), 0);
+    assert_false(begins(FEW "texts.tsv"));
+    const program_result *r = program_run("train --run bare " FEW "texts.tsv");
+    assert_int_equal(r->code, 0);
+    assert_non_null(strstr(r->out, "2 layers, width 128")); /* the preset small */
+    program_expect(1, "is not where it should be; --preset small begins without it",
+                   "train --run asked --preset encoder " FEW "texts.tsv");
+    assert_int_equal(program_files("asked"), 1);
+    /* what it was asked for in vain is no run: the same folder may be used */
+    r = program_run("train --run asked --preset small " FEW "texts.tsv");
+    assert_int_equal(r->code, 0);
+    /* its sizes alone need no weights */
+    r = program_run("train --run sizes --preset encoder --task denoise " FEW "texts.tsv");
+    assert_int_equal(r->code, 0);
+    assert_int_equal(rename(program_path("models/away"), program_path(BOX)), 0);
+}
+
+/* One that is damaged, or of another form, is an error and no model from scratch. */
+static void test_bad_encoder(void **state) {
+    (void)state;
+    assert_int_equal(rename(program_path(BOX), program_path("models/away")), 0);
+    program_write(BOX, "no weights", 10);
+    program_expect(1, "encoder.safetensors", "train --run bad " FEW "texts.tsv");
+    const program_result *r =
+        program_run("train --run other --layers 1 --width 6 --heads 1 --vocab 300 --linear no "
+                    "--pool mean --steps 1 --length 64 --threads 1 --data texts.tsv");
+    assert_int_equal(r->code, 0);
+    r = program_run("export other --to " BOX);
+    assert_int_equal(r->code, 0);
+    program_expect(1, "is no encoder of this form: 1 of 49 tensors fit",
+                   "train --run bad2 " FEW "texts.tsv");
+    assert_int_equal(rename(program_path("models/away"), program_path(BOX)), 0);
 }
 
 static void test_from_scratch(void **state) {
@@ -74,7 +136,8 @@ static void test_from_scratch(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_texts),        cmocka_unit_test(test_size),
+        cmocka_unit_test(test_no_encoder),   cmocka_unit_test(test_bad_encoder),
         cmocka_unit_test(test_from_scratch),
     };
     return cmocka_run_group_tests(tests, setup, program_teardown);

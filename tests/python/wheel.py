@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 SKIPPED = 77
 MOST = {"htransformer": (5e6, 30e6), "htransformer_models": (30e6, 30e6)}  # without, with CUDA
@@ -27,7 +28,7 @@ MODELS = """
 import htransformer
 assert len("".join(htransformer.load(device="cpu").generate("ROMEO:", 20, endless=True))) == 20
 data = [("sun", "good"), ("rain", "bad")] * 20
-model = htransformer.train(data, run="run", steps=2, layers=1, length=32, device="cpu")
+model = htransformer.train(data, run="run", steps=2, length=32, batch=4, device="cpu")
 assert model.predict(["sun"])[0] in model.labels == ["bad", "good"]
 """
 
@@ -73,6 +74,15 @@ def check_sizes(wheels, cuda):
             sys.exit("%s: it must be py3-none and of at most %d bytes" % (path, MOST[name][cuda]))
 
 
+def check_box(wheels, root):
+    """The weights of models/ are in the second wheel."""
+    with zipfile.ZipFile(wheels[1]) as box:
+        names = {name.split("/")[-1]: box.getinfo(name).file_size for name in box.namelist()}
+    for path in glob.glob(os.path.join(root, "models", "*.safetensors")):
+        if names.get(os.path.basename(path)) != os.path.getsize(path):
+            sys.exit("%s is not in %s" % (path, wheels[1]))
+
+
 def try_in(program, wheels, room, codes):
     """One step: pip install. None: no package index."""
     venv = os.path.join(room, "venv")
@@ -109,6 +119,7 @@ def main(root, build):
         wheels = sorted(glob.glob(room + "/*.whl"))
         assert len(wheels) == 2, wheels
         check_sizes(wheels, cuda)
+        check_box(wheels, root)
         for version, program in pythons().items():
             if not try_in(program, wheels, room, (ATTENTION, MODELS)):
                 print("skipped: the package index cannot be reached")
