@@ -43,6 +43,13 @@ function(python_library target file linker soname map objects)
   add_custom_target(${target} ALL DEPENDS ${python_folder}/${file})
 endfunction()
 
+# another linker may not have what the compiler takes for granted: which instructions there are
+execute_process(COMMAND ${CMAKE_C_COMPILER} -print-libgcc-file-name
+  OUTPUT_VARIABLE compiler_words OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+if(NOT EXISTS "${compiler_words}")
+  set(compiler_words)
+endif()
+
 set(cuda_words)
 if(HT_WITH_CUDA)
   set(cuda_words $<TARGET_FILE:CUDA::cudart_static> -ldl -lrt -lpthread)
@@ -50,7 +57,7 @@ endif()
 python_library(python_library_attention libhtransformer.so.1 "${HT_PYTHON_LINKER}"
   libhtransformer.so.1 htransformer
   "$<TARGET_OBJECTS:ht_attention>;${attention_kernels};${attention_kernels_shared}" ${cuda_words}
-  -lm)
+  ${compiler_words} -lm)
 
 foreach(name jax serial)
   add_library(ht_python_${name} OBJECT python/native/${name}.c)

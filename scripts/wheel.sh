@@ -49,6 +49,14 @@ cmake -S . -B "$out" -G Ninja -DBUILD_TESTING=OFF "-DHT_PYTHON_LINKER=$linker" >
 }
 rm -f "$out.log"
 
+# linkers leave a shared library's missing symbols open without a word: those of OpenMP on purpose,
+# others are found here
+LD_LIBRARY_PATH=$out/python python3 -c 'import ctypes, os, sys
+ctypes.CDLL("libgomp.so.1", ctypes.RTLD_GLOBAL)
+for name in sys.argv[1:]: ctypes.CDLL(name, os.RTLD_NOW)' \
+    libhtransformer.so.1 libhtransformer_models.so.1 libhtransformer_jax.so \
+    libhtransformer_serial.so
+
 # pack FOLDER: the wheel of a pyproject.toml from what has been built
 pack() {
     pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w "$out/plain" \

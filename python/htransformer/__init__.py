@@ -7,7 +7,7 @@ docs/python.md has the whole story. PyTorch, JAX and Transformers are optional a
 asked for: HAttention (a torch.nn.Module), htransformer.jax, htransformer.transformers, and load and
 train (models, which need htransformer-models) are made when they are first asked for.
 """
-import importlib
+import importlib as _importlib
 
 from ._attention import (attention, attention_qkvpacked, attention_vjp,
                          scaled_dot_product_attention)
@@ -33,9 +33,9 @@ _modules = ("jax", "transformers")
 def __getattr__(name):
     try:
         if name in _later:
-            return getattr(importlib.import_module("htransformer." + _later[name]), name)
+            return getattr(_importlib.import_module("htransformer." + _later[name]), name)
         if name in _modules:
-            return importlib.import_module("htransformer." + name)
+            return _importlib.import_module("htransformer." + name)
     except ModuleNotFoundError as error:  # help() goes on without it
         raise AttributeError("htransformer.%s cannot be used here: %s" % (name, error)) from error
     raise AttributeError("module 'htransformer' has no attribute %r" % name)
