@@ -146,7 +146,8 @@ def test_decoding():
     names = {name + turn: (batch, length, 4 if name == "q" else 2) for name in "qkv"
              for turn, batch, length in (("", 4, 9), ("1", 4, 1), ("2", 1, 1))}
     done = run("Decoding", "float32", htransformer=htransformer, torch=torch, slots=slots,
-               heads=heads, head_dim=head_dim, **{name: rows(*shape) for name, shape in names.items()})
+               heads=heads, head_dim=head_dim,
+               **{name: rows(*shape) for name, shape in names.items()})
     assert done["z"].shape == (1, 1, 4, 16) and done["cache"].position(3) == 11
 
 
