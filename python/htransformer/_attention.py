@@ -13,7 +13,7 @@ _doors = {}  # by type, once found
 
 def door_of(name, x):
     """The array library of x. PyTorch is asked only if somebody has imported it."""
-    if isinstance(x, numpy.ndarray):
+    if isinstance(x, numpy.ndarray) and not isinstance(x, numpy.ma.MaskedArray):
         from ._numpy import NumpyDoor as found
     elif "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
         from ._torch import TorchDoor as found

@@ -200,6 +200,9 @@ def check_arrays(door, a, shape, block):
         check_bias(door, a.bias, a.q, shape.q_heads, block)
 
 
+DENSE = "call .contiguous() first (of NumPy: numpy.ascontiguousarray)"
+
+
 def check_bias(door, bias, q, q_heads, block):
     want = (4 * block - 1, q_heads)
     if tuple(bias.shape) != want:
@@ -207,7 +210,7 @@ def check_bias(door, bias, q, q_heads, block):
                            % (want, tuple(bias.shape)))
     door.same("bias", bias, q, "float64" if door.dtype(q) == "float64" else "float32")
     if door.strides(bias) != (q_heads, 1) and min(want) > 1:
-        raise InvalidError("bias must be contiguous; call .contiguous() first")
+        raise InvalidError("bias must be contiguous; " + DENSE)
 
 
 # ---- to C --------------------------------------------------------------------------------------
@@ -222,13 +225,13 @@ def _tensor(data, name, size, stride, layout, packed):
     if 0 in size:
         return Tensor(data or None, 0, 0, 0)
     if stride[-1] != 1 and size[-1] > 1:
-        raise InvalidError("%s must be contiguous in its last dimension, got strides %s; call "
-                           ".contiguous() first" % (name, stride))
+        raise InvalidError("%s must be contiguous in its last dimension, got strides %s; %s"
+                           % (name, stride, DENSE))
     steps = []
     for axis in _axes(layout, packed):
         if stride[axis] == 0 and size[axis] > 1:
-            raise InvalidError("%s is broadcast along dimension %d (stride 0); call .contiguous() "
-                               "first, or give k and v fewer heads" % (name, axis))
+            raise InvalidError("%s is broadcast along dimension %d (stride 0); %s, or give k and "
+                               "v fewer heads" % (name, axis, DENSE))
         steps.append(stride[axis] if size[axis] > 1 else 0)  # 0: any, for a single entry
     return Tensor(data, *([0] * packed + steps))
 
@@ -263,6 +266,8 @@ def lse_tensor(data, size, packed):
 
 def plan_values(door, a, shape, o):
     """AttentionDesc's fields after `size`."""
+    if shape.batch < 1:
+        raise InvalidError("batch must be at least 1, got %d" % shape.batch)
     rows, length = max(1, shape.rows), max(1, shape.length)
     return (o.kind, o.mode, _library.DTYPES[door.dtype(a.q)], int(o.causal),
             int(a.bias is not None), 0, shape.q_heads, shape.kv_heads, shape.head_dim,

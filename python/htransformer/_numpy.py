@@ -15,7 +15,8 @@ class NumpyDoor:
 
     @staticmethod
     def owns(x):
-        return isinstance(x, np.ndarray)
+        """A masked array says with it what the attention would not see."""
+        return isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray)
 
     @staticmethod
     def pointer(x):

@@ -33,6 +33,8 @@ CASES = {
             OPTIONS._replace(dropout=0.3, rotary_theta=100.0)),
     "turned": ([x.detach().transpose(1, 2).requires_grad_() for x in make(2, 23, 2, 4)], None, None,
                None, None, None, OPTIONS._replace(layout="bhld")),
+    "opened": (make(2, 23, 2, 4), None, MASK, MASK, None, None,
+               OPTIONS._replace(open=1, open_leaf=2, open_peek=1)),
     "packed": (make(23, 2, 4), None, None, None, CU, None, OPTIONS),
     "fused": (make(2, 23, 3, 2, 4, count=1), make(15, 2, count=1)[0], None, None, None, None,
               OPTIONS),

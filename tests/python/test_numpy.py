@@ -52,6 +52,18 @@ def test_everything_at_once(random, query, causal):
     oracle.check(found, exact, plain)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_open(random, causal):
+    """With all clusters opened it is full attention; with a few it lies between."""
+    arrays = random(*[(2, 90, 2, 8)] * 3)
+    made, exact, plain = both(arrays, np.float32, block=90, mode="fine", causal=causal)
+    options = {"block": 4, "causal": causal, "return_lse": True}
+    oracle.check(htransformer.attention(*made, open=64, open_leaf=1, **options), exact, plain)
+    far = [np.abs(htransformer.attention(*made, mode="fine", open=k, **options)[0] - exact[0])
+           .mean() for k in (0, 2, 8)]
+    assert far[0] > far[1] > far[2] > 0
+
+
 def test_masked_entries_are_never_looked_at(random):
     q, k, v = random(*[(1, 40, 1, 4)] * 3)
     mask = np.ones((1, 40), bool)
@@ -259,7 +271,12 @@ def bad(sentence, kind=ValueError, **change):
 
 BAD = [
     bad("q must be a NumPy array or a PyTorch tensor, got list", TypeError, q=[[1.0]]),
+    bad("q must be a NumPy array or a PyTorch tensor, got MaskedArray", TypeError,
+        q=np.ma.array(zeros(1, 8, 2, 4))),
+    bad("k must be a NumPy array, as q is, got MaskedArray", TypeError,
+        k=np.ma.array(zeros(1, 8, 2, 4))),
     bad("k must be a NumPy array, as q is, got NoneType", TypeError, k=None),
+    bad("batch must be at least 1, got 0", **{x: zeros(0, 8, 2, 4) for x in "qkv"}),
     bad("q must be float32 or float64, got float16", q=zeros(1, 8, 2, 4, dtype=np.float16)),
     bad("v must be float32 with q of float32, got float64", v=zeros(1, 8, 2, 4, dtype=float)),
     bad(r"q must be \(batch, length, heads, dim\), got shape \(8, 2, 4\)", q=zeros(8, 2, 4)),
@@ -279,7 +296,8 @@ BAD = [
     bad("bias must be contiguous", bias=zeros(2, 63).T),
     bad(r"key_mask must have shape \(1, 8\), got \(1, 7\)", key_mask=zeros(1, 7, dtype=bool)),
     bad("query_mask must be bool or uint8, got float32", query_mask=zeros(1, 8)),
-    bad("q must be contiguous in its last dimension", q=zeros(1, 8, 2, 8)[..., ::2]),
+    bad("q must be contiguous in its last dimension, .*numpy.ascontiguousarray",
+        q=zeros(1, 8, 2, 8)[..., ::2]),
     bad(r"k is broadcast along dimension 2 \(stride 0\)",
         k=np.broadcast_to(zeros(1, 8, 1, 4), (1, 8, 2, 4))),
     bad("q: row stride must not be negative", q=zeros(1, 8, 2, 4)[:, ::-1]),
