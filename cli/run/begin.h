@@ -27,7 +27,7 @@ bool begin_encoder(char *out, const begin_words *said, const ht_config *config, 
 bool begin_has_words(const ht_data *data);
 
 /* The encoder's settings say how many steps two cores do in ten minutes. A GPU does more: as many
- * as go so many times over the items. */
-enum { BEGIN_EPOCHS = 4 };
+ * as go so many times over the items, and no more evaluations than that. */
+enum { BEGIN_EPOCHS = 4, BEGIN_EVALUATIONS = 8 };
 
 #endif

@@ -337,6 +337,16 @@ static double epochs_of(const run_parts *p, const train_values *v) {
     return BEGIN_EPOCHS;
 }
 
+/* A longer run than the preset's is judged as often, not more often: patience is a share of it. */
+static bool spread_evaluations(run_parts *p, const train_values *v, int64_t steps,
+                               cli_error *error) {
+    int64_t every = steps / BEGIN_EVALUATIONS;
+    if (v->epochs > 0 || given_for(&v->key, "eval_every")) return true;
+    if (every <= setting_int(p->config, "eval_every")) return true;
+    return ht_config_set_int(p->config, "eval_every", every) == HT_OK ||
+           cli_fail(error, "%s", ht_context_error(p->ctx));
+}
+
 /* Steps that go over the items so many times. */
 static bool count_epochs(run_parts *p, const train_values *v, cli_error *error) {
     ht_data_info info = HT_DATA_INFO_INIT;
@@ -348,8 +358,9 @@ static bool count_epochs(run_parts *p, const train_values *v, cli_error *error) 
         return cli_fail(error, "%s", ht_context_error(p->ctx));
     int64_t each = setting_int(p->config, "batch") * setting_int(p->config, "accumulate");
     double steps = fmin(ceil(epochs * (double)info.items / (double)each), 1e9);
-    return ht_config_set_int(p->config, "steps", (int64_t)steps) == HT_OK ||
-           cli_fail(error, "--epochs: %s", ht_context_error(p->ctx));
+    if (ht_config_set_int(p->config, "steps", (int64_t)steps) != HT_OK)
+        return cli_fail(error, "--epochs: %s", ht_context_error(p->ctx));
+    return spread_evaluations(p, v, (int64_t)steps, error);
 }
 
 /* The encoder was taken because nothing else was said, and these are no words. */

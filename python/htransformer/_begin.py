@@ -8,6 +8,7 @@ from ._models_library import KeyInfo, Owner, in_box, made
 ENCODER = "encoder.safetensors"
 PRESET = "encoder"
 EPOCHS = 4  # over the items, on a GPU: the preset's steps are those of a CPU
+EVALUATIONS = 8  # then, at most
 MODEL = 0   # of ht_key_owner
 LOOK = 1 << 20
 ENOUGH = 27

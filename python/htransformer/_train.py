@@ -214,23 +214,22 @@ class _Run:
         self.make_config("small", settings)
         self.open_data(where)
 
-    def epochs_of(self, epochs: float, named: bool, settings: Dict[str, Any]) -> float:
-        """Without a word on it a GPU goes over the items as often as pays with the encoder."""
-        said = self.resume or named or "steps" in settings or self.settings()["minutes"] > 0
-        if epochs or said or self.preset != _begin.PRESET or \
-                not self.own.device.startswith("cuda"):
-            return epochs
-        return _begin.EPOCHS
-
-    def count_epochs(self, epochs: float, settings: Dict[str, Any]) -> None:
+    def count_epochs(self, epochs: float, named: bool, settings: Dict[str, Any]) -> None:
+        now, info = self.settings(), made(DataInfo)
+        said = self.resume or named or "steps" in settings or now["minutes"] > 0
+        # without a word on it a GPU goes over the items as often as pays with the encoder
+        spread = not epochs and not said and self.preset == _begin.PRESET and \
+            self.own.device.startswith("cuda")
+        epochs = _begin.EPOCHS if spread else epochs
         if not epochs:
             return
-        now, info = self.settings(), made(DataInfo)
-        if "steps" in settings or now.get("minutes", 0) > 0:
+        if "steps" in settings or now["minutes"] > 0:
             raise InvalidError("epochs, steps and minutes say the same thing: give one")
         self.own.call("ht_data_get_info", self.train, byref(info))
-        each = now["batch"] * now["accumulate"]
-        self.set("steps", int(min(-(-epochs * info.items // each), 1e9)))
+        steps = int(min(-(-epochs * info.items // (now["batch"] * now["accumulate"])), 1e9))
+        self.set("steps", steps)
+        if spread and "eval_every" not in settings:
+            self.set("eval_every", max(now["eval_every"], steps // _begin.EVALUATIONS))
 
     def make_model(self, init: Optional[str], settings: Dict[str, Any]) -> None:
         self.model = self.own.make("ht_model_create", "ht_model_destroy", self.own.context,
@@ -353,7 +352,7 @@ def train(data: Optional[Data] = None, *, run: str, preset: Optional[str] = None
                 own, where["data"], init, settings), settings)
             r.use_tokenizer(tokenizer, settings)
             r.open_words(where, bool(preset), settings)
-            r.count_epochs(r.epochs_of(epochs, bool(preset), settings), settings)
+            r.count_epochs(epochs, bool(preset), settings)
             r.make_model(init, settings)
             r.write_folder(where, tokenizer)
             r.begin_linear(linear)

@@ -115,12 +115,40 @@ def test_of_another_form(folder, box, monkeypatch):
 
 
 
+@pytest.mark.parametrize("words, steps, every", [
+    ({}, 4, 8), ({"steps": 9}, None, None), ({"epochs": 2.5}, 2.5, None),
+    ({"eval_every": 11}, 4, None), ({"preset": "small"}, None, None)])
+def test_how_long_on_a_gpu(folder, box, monkeypatch, words, steps, every):
+    """Four times over the items with eight evaluations, where nothing else was said. What is said
+    to be a GPU is the CPU."""
+    rows = (folder / "texts.tsv").read_text() * 3
+    (folder / "more.tsv").write_text(rows)
+    monkeypatch.setattr(_models_library.Owner, "device", "cuda:0")
+    run = folder / ("gpu-" + "-".join(words))
+    with pytest.raises(KeyboardInterrupt):
+        htransformer.train(str(folder / "more.tsv"), run=str(run), length=8, batch=1, linear=False,
+                           callback=stop, **words, **HERE)
+    now = json.loads((run / "config.json").read_text())
+    if steps:
+        assert 140 < now["steps"] / steps < 180  # nine tenths of 180
+    else:
+        assert now["steps"] == words.get("steps", 1000)
+    if "preset" not in words:
+        assert now["eval_every"] == (now["steps"] // every if every
+                                     else words.get("eval_every", 50))
+
+
+def stop(event):
+    raise KeyboardInterrupt
+
+
 def test_same_numbers_as_the_program():
     """What both sides have by heart."""
     run = os.path.join(os.path.dirname(__file__), "..", "..", "..", "cli", "run")
     with open(os.path.join(run, "begin.h")) as head, open(os.path.join(run, "begin.c")) as body:
         head, body = head.read(), body.read()
-    assert "BEGIN_EPOCHS = %d " % _begin.EPOCHS in head
+    assert "BEGIN_EPOCHS = %d, BEGIN_EVALUATIONS = %d " % (_begin.EPOCHS,
+                                                           _begin.EVALUATIONS) in head
     assert "ENOUGH = %d, LOOK = 1 << %d " % (_begin.ENOUGH, _begin.LOOK.bit_length() - 1) in body
     free = body[body.index("names[] = {"):body.index("NULL}")]
     assert tuple(free.replace('"', " ").replace(",", " ").split()[3:]) == _begin._FREE
