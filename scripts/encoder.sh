@@ -5,10 +5,11 @@
 # plain or compressed. The run stays in RUN (build/encoder); called again, it goes on at the newest
 # checkpoint, exactly.
 #
-# The weights go to TO (models/encoder.safetensors). MINUTES (10) is how long a call takes. Training may come in pieces of any length: in each the rate
-# falls in a line to zero, as far as this call's minutes reach; the second piece begins where a line
-# over both would be, at half the rate, the third at a third (schedule linear, --minutes). So every
-# piece leaves a model that can be used, and the next one loses little by it.
+# The weights go to TO (models/encoder.safetensors). MINUTES (10) is how long a call takes. Training
+# may come in pieces of any length: in each the rate falls in a line to zero, as far as this call's
+# minutes reach; the second piece begins where a line over both would be, at half the rate, the
+# third at a third (schedule linear, --minutes). So every piece leaves a model that can be used, and
+# the next one loses little by it.
 set -eu
 text=${1:?usage: scripts/encoder.sh TEXT [DEVICE]}
 device=${2:-auto}
