@@ -135,6 +135,8 @@ static const struct {
      "tokenizer.json"},
     {{"benchmark", "speed", "profile"}, "htransformer bench attention, or bench decode"},
     {{"save", "quantize", "onnx", "gguf"}, "htransformer export RUN --to FILE.safetensors"},
+    {{"embed", "embeddings", "vectors"},
+     "in Python htransformer.load(RUN).embed(texts), in C ht_trainer_embed"},
     {{"version"}, "htransformer --version"},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };

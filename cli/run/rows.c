@@ -143,7 +143,10 @@ ht_rows_desc run_rows_desc(const run_rows *rows) {
 void run_rows_print(FILE *out, const ht_data *data) {
     ht_rows_info info = HT_ROWS_INFO_INIT;
     if (!data || ht_data_get_rows(data, &info) != HT_OK || info.rows == 0) return;
-    fprintf(out, "  %-10s %s; %lld lines", "rows", info.about, (long long)info.lines);
+    int files = strncmp(info.about, "a folder", 8) == 0; /* every file is a row */
+    int64_t read = files ? info.rows + info.empty + info.refused : info.lines;
+    fprintf(out, "  %-10s %s; %lld %s", "rows", info.about, (long long)read,
+            files ? "files" : "lines");
     if (info.empty) fprintf(out, ", %lld empty", (long long)info.empty);
     if (info.odd) fprintf(out, ", %lld not UTF-8", (long long)info.odd);
     if (info.refused)

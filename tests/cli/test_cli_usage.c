@@ -142,6 +142,7 @@ static void test_wrong_usage(void **state) {
         {"bench atention",
          "there is no 'atention', but attention and decode; did you mean attention?"},
         /* commands and options of other programs */
+        {"embed", "there is no command 'embed': in Python htransformer.load(RUN).embed(texts)"},
         {"chat", "there is no command 'chat': htransformer generate RUN --prompt"},
         {"serve", "there is no server; htransformer predict RUN"},
         {"import", "weights of other models cannot be loaded"},
