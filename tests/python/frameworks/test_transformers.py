@@ -253,9 +253,10 @@ def test_other_models_refusals():
         mistral(x)
     t5 = T5ForConditionalGeneration(T5Config(vocab_size=128, d_model=32, d_kv=8, d_ff=32,
                                              num_layers=1, num_heads=4))
+    want = t5.eval()(input_ids=x, decoder_input_ids=x).logits
     try:
         t5.set_attn_implementation("htransformer")
-    except ValueError:
-        return  # T5 of this version takes none
-    with pytest.raises((htransformer.UnsupportedError, ValueError)):
-        t5(input_ids=x, decoder_input_ids=x)
+        found = t5(input_ids=x, decoder_input_ids=x).logits
+    except (htransformer.UnsupportedError, ValueError):
+        return
+    assert torch.equal(found, want)  # T5 of 5.17 keeps its own attention, whatever it is told
