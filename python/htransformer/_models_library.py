@@ -13,7 +13,7 @@ from ctypes import CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c_
 from ctypes import c_int32, c_int64, c_size_t, c_ubyte, c_uint64, c_void_p
 from typing import Any, Callable, List, Optional
 
-from . import _library
+from . import _cublas, _library
 from ._library import LibraryError
 
 # ---- structs -----------------------------------------------------------------------------------
@@ -277,6 +277,8 @@ class Owner:
         self.context = c_void_p()
         _library.check(lib.ht_context_create(ctypes.byref(self.context), ctypes.byref(desc)))
         self._handles.append((lib.ht_context_destroy, self.context))
+        if self.device.startswith("cuda"):
+            _cublas.provide()
         self.close = weakref.finalize(self, _destroy, self._handles)
         self.close.atexit = False  # the device's driver may be gone by then
 
