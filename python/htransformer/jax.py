@@ -62,6 +62,8 @@ class _Spec(tuple):
 def _values(spec):
     """AttentionDesc's fields after `size`."""
     o, s, dtype, has = spec[:4]
+    if s.batch < 1:
+        raise InvalidError("batch must be at least 1, got %d" % s.batch)
     rows, length = max(1, s.rows), max(1, s.length)
     return (o.kind, o.mode, _library.DTYPES[dtype], int(o.causal), int(bool(has & _BIAS)), 0,
             s.q_heads, s.kv_heads, s.head_dim, s.value_dim, o.block, rows, s.batch, length,

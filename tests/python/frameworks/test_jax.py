@@ -128,6 +128,7 @@ def test_vmap_of_bias_seed_and_cotangent(random):
     ({"k": np.zeros((1, 8, 2, 4))}, "k must be float32 with q of float32, got float64"),
     ({"q": np.zeros((1, 8, 2, 4), np.int32), "k": np.zeros((1, 8, 2, 4), np.int32),
       "v": np.zeros((1, 8, 2, 4), np.int32)}, "q must be float32, .* got int32"),
+    ({x: np.zeros((0, 8, 2, 4), np.float32) for x in "qkv"}, "batch must be at least 1, got 0"),
     ({"bias": np.zeros((3, 2), np.float32)}, "bias must have shape"),
     ({"key_mask": np.ones((1, 8), np.float32)}, "key_mask must be bool or uint8"),
 ])
