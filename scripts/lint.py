@@ -89,6 +89,8 @@ def include_fault(root, path, name):
         return None if allowed else "lets a test see %s/" % room
     if where == "tests" and (root / "cli" / name).is_file():
         return None
+    if where == "tests" and (root / "tests" / "support" / name).is_file():
+        return None
     if path.parts[:2] == ("tests", "fuzz") and (root / "tests" / "fuzz" / name).is_file():
         return None
     return "is no public header and not of this folder"
@@ -180,8 +182,9 @@ def check_file(root, path):
 
 
 def check_folders(paths):
-    """Folders of src/ and cli/ that hold too many files."""
-    count = collections.Counter(path.parent for path in paths if path.parts[0] in ("src", "cli"))
+    """Folders of src/, cli/ and tests/ that hold too many files."""
+    rooms = ("src", "cli", "tests")
+    count = collections.Counter(path.parent for path in paths if path.parts[0] in rooms)
     for folder, files in sorted(count.items()):
         if files > FOLDER_FILES:
             yield folder, "%d files in one folder" % files

@@ -1,5 +1,5 @@
 /*
- * 2^x and log2 x on vectors. tests/test_exp.c holds the exponential to its bound.
+ * 2^x and log2 x on vectors. tests/attention/test_exp.c holds the exponential to its bound.
  */
 
 /* 2^x for x <= 128: at most 1.01 ulp off where x >= -126; below, and for -inf, exactly 0. NaN stays
