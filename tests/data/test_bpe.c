@@ -97,7 +97,7 @@ static void byte_level(void **state) {
     size_t bytes;
     OK(cpu, ht_tokenizer_open(&t, cpu, path));
     assert_int_equal(ht_tokenizer_vocab(t), 263);
-    assert_string_equal(ht_tokenizer_piece(t, 262, &bytes), "");
+    assert_non_null(ht_tokenizer_piece(t, 262, &bytes));
     assert_int_equal(bytes, 0); /* special: it stands for no text */
     ht_tokenizer_close(t);
     expect("the the", 7, "257 258");

@@ -303,7 +303,9 @@ static void numbers(void **state) {
     for (int i = 0; i < CALLS; i++)
         for (int k = 0; k < calls[i].count; k++) {
             const char *type = calls[i].parameter[k].type;
-            int extent = is_extent(calls[i].parameter[k].name);
+            /* a parameter; in a struct it is a wish */
+            int extent = is_extent(calls[i].parameter[k].name) ||
+                         strcmp(calls[i].parameter[k].name, "items") == 0;
             if (is_pointer(type)) continue;
             for (int n = 0; n < 6; n++) {
                 value v = {.i = extent ? n % 3 - (strcmp(type, "size_t") != 0) : whole[n],
