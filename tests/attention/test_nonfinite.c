@@ -176,7 +176,7 @@ static void list(void) {
     harness_add_all("spreading", spreading, &cases);
     harness_add_all("everything", everything, &cases);
     cases_free(&cases);
-    for (size_t w = 0; w < case_way_count; w++) {
+    for (size_t w = 0; w < case_all_way_count; w++) {
         test_case c = case_ways[w];
         c.length = 60, c.block = 2, c.batch = 2, c.q_heads = 2;
         if (c.causal) cases_add(&cases, c);

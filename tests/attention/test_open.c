@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness.h"
+#include "decoder.h"
 
 static void against_oracle(void **state) {
     problem p;
@@ -47,6 +47,16 @@ static void all_is_full(void **state) {
 
 /* Keys +1, -1, +1, ...: all clusters of a level have the same score, so the last row opens the two
  * leftmost down to rows 0 to 3. V is one-hot: outputs are weights. */
+static void check_ties(const problem *p, const double *w, const char *how) {
+    double eps = 8 * dtype_epsilon((ht_dtype)p->c.dtype), e = exp(1), middle = w[4];
+    for (int64_t j = 0; j < p->c.length - 2 * p->c.block; j++) {
+        double want = j >= 4 ? middle : j % 2 ? middle / e : middle * e;
+        if (!(fabs(w[j] - want) <= eps * want))
+            harness_fail(&p->c, "%s: the last row gives row %d the weight %.9g, not %.9g", how,
+                         (int)j, w[j], want);
+    }
+}
+
 static void ties(void **state) {
     problem p;
     problem_make(&p, *state);
@@ -56,13 +66,96 @@ static void ties(void **state) {
         for (int64_t j = 0; j < n; j++) p.v[i * n + j] = i == j;
     }
     outcome got = run_problem(env.ctx, &p);
-    const double *w = got.out + last;
-    double eps = 8 * dtype_epsilon((ht_dtype)p.c.dtype), e = exp(1), middle = w[4];
-    for (int64_t j = 0; j < n - 2 * p.c.block; j++) {
-        double want = j >= 4 ? middle : j % 2 ? middle / e : middle * e;
-        if (!(fabs(w[j] - want) <= eps * want))
-            harness_fail(&p.c, "the last row gives row %d the weight %.9g, not %.9g", (int)j, w[j],
-                         want);
+    check_ties(&p, got.out + last, "full pass");
+    decoder d = decoder_open(env.ctx, &p);
+    while (d.done[0] < n) decoder_feed_one(&d, 0, 1);
+    check_ties(&p, d.got.out + last, "decoding");
+}
+
+static void nan_decoded(const problem *p, int64_t at) {
+    decoder d = decoder_open(env.ctx, p);
+    for (int64_t i = 0; i < p->c.length; i++) decoder_feed_one(&d, 0, 1);
+    for (int64_t i = 0; i < p->c.length * p->c.value_dim; i++)
+        if (isnan(d.got.out[i]) != (i / p->c.value_dim >= at))
+            harness_fail(&p->c, "decoding, NaN in key %d: out[%d] is %g", (int)at, (int)i,
+                         d.got.out[i]);
+}
+
+/* A NaN in one valid key reaches every row that sees it: its clusters rank last, and take part. No
+ * other row changes; backward ends, and keeps to its buffers. */
+static void nan_is_nan(void **state) {
+    static const int share[] = {0, 3, 7}; /* where it lies, in eighths */
+    const test_case *c = *state;
+    problem p;
+    problem_make(&p, c);
+    outcome calm = run_problem(env.ctx, &p);
+    for (size_t s = 0; s < COUNT(share); s++) {
+        problem hurt = p;
+        int64_t at = c->length * share[s] / 8, bytes = problem_k_size(&p) * (int64_t)sizeof *p.k;
+        hurt.k = memcpy(pool_alloc((size_t)bytes), p.k, (size_t)bytes);
+        hurt.k[at * c->head_dim + at % c->head_dim] = NAN;
+        outcome got = run_problem(env.ctx, &hurt);
+        for (int64_t i = 0; i < c->length * c->value_dim; i++) {
+            int64_t row = i / c->value_dim, apart = (at - row) / TILE_ROWS;
+            if (!c->causal || row >= at ? !isnan(got.out[i])
+                                        : apart > 0 && got.out[i] != calm.out[i])
+                harness_fail(c, "NaN in key %d: out[%d] is %g", (int)at, (int)i, got.out[i]);
+        }
+        if (c->causal) nan_decoded(&hurt, at);
+    }
+}
+
+/* Later rows change no bit of what an earlier row chose, forward and backward: neither its output
+ * nor the gradient by its query. */
+static void later_rows(void **state) {
+    const test_case *c = *state;
+    problem p;
+    problem_make(&p, c);
+    outcome calm = run_problem(env.ctx, &p);
+    int64_t q = c->q_heads * c->head_dim, z = c->q_heads * c->value_dim;
+    for (int64_t from = 1; from < c->length; from += 1 + c->length / 7) {
+        problem later;
+        uint64_t random = 5;
+        problem_make(&later, c);
+        for (int64_t i = from * q; i < problem_q_size(&p); i++)
+            later.q[i] = test_random_normal(&random);
+        for (int64_t i = from * c->kv_heads * c->head_dim; i < problem_k_size(&p); i++)
+            later.k[i] = 9 * test_random_normal(&random);
+        for (int64_t i = from * c->kv_heads * c->value_dim; i < problem_v_size(&p); i++)
+            later.v[i] = test_random_normal(&random);
+        outcome got = run_problem(env.ctx, &later);
+        if (memcmp(got.out, calm.out, (size_t)(from * z) * sizeof(double)) != 0 ||
+            memcmp(got.dq, calm.dq, (size_t)(from * q) * sizeof(double)) != 0)
+            harness_fail(c, "rows from %d on changed a row before them", (int)from);
+    }
+}
+
+/* What is kept of the choice is at most 16 bytes per level, row and head; scratch grows as
+ * length * (dims + open). */
+static void sizes(void **state) {
+    test_case c = *(test_case *)*state;
+    ht_attention_need need[2];
+    int64_t levels = 0, rows = c.length * c.q_heads, each = c.head_dim + c.value_dim + c.open;
+    while (c.block << levels < c.length) levels++;
+    for (int i = 0; i < 2; i++) {
+        ht_attention *plan;
+        ht_attention_desc d = HT_ATTENTION_DESC_INIT;
+        d.query = HT_QUERY_FINE, d.causal = 1, d.dtype = (ht_dtype)c.dtype, d.open = c.open;
+        d.q_heads = c.q_heads, d.head_dim = c.head_dim, d.value_dim = c.value_dim;
+        d.block = c.block, d.max_rows = d.max_length = c.length << i;
+        harness_ok(env.ctx, ht_attention_create(&plan, env.ctx, &d), &c);
+        need[i] = (ht_attention_need)HT_ATTENTION_NEED_INIT;
+        harness_ok(env.ctx, ht_attention_get_need(plan, &need[i]), &c);
+        ht_attention_destroy(plan);
+    }
+    size_t real = dtype_bytes(dtype_wide((ht_dtype)c.dtype)), fixed = 1 << 22;
+    if (need[0].saved > (size_t)rows * (real + 16 * (size_t)levels))
+        harness_fail(&c, "saved are %zu bytes", need[0].saved);
+    for (int backward = 0; backward < 2; backward++) {
+        size_t one = backward ? need[0].scratch_backward : need[0].scratch_forward;
+        size_t two = backward ? need[1].scratch_backward : need[1].scratch_forward;
+        if (one > 6 * real * (size_t)(rows * each) + fixed || two > 2 * one + one / 5)
+            harness_fail(&c, "scratch is %zu bytes, of twice the length %zu", one, two);
     }
 }
 
@@ -150,6 +243,28 @@ static void add_ends(ht_dtype dtype) {
     cases_free(&fine), cases_free(&full);
 }
 
+/* What holds however close the scores are. */
+static void add_any(ht_dtype dtype) {
+    static const test_case with[] = {CASE(.length = 200, .block = 2, .open = 1, .leaf = 1),
+                                     CASE(.length = 333, .open = 3, .leaf = 4, .peek = -1),
+                                     CASE(.length = 530, .block = 16, .open = 8, .head_dim = 64)};
+    for (size_t i = 0; i < COUNT(with); i++) {
+        test_case c = with[i];
+        c.query = HT_QUERY_FINE, c.causal = 1, c.dtype = dtype, c.gap = -1;
+        c.value_dim = c.head_dim, c.seed = 900 + (int64_t)i;
+        harness_add("NaN is NaN", nan_is_nan, &c);
+        c.q_heads = 2, c.kv_heads = 1;
+        harness_add("later rows", later_rows, &c);
+        c.q_heads = c.kv_heads = 1, c.causal = 0;
+        harness_add("NaN is NaN", nan_is_nan, &c);
+    }
+    test_case c = CASE(.length = 8192, .block = 16, .q_heads = 4, .open = 8, .dtype = dtype);
+    c.head_dim = c.value_dim = 64;
+    harness_add("sizes", sizes, &c);
+    c.open = 64;
+    harness_add("sizes", sizes, &c);
+}
+
 static void list(void) {
     test_case any = CASE(.open = 8);
     harness_add("families", families, &any);
@@ -169,6 +284,7 @@ static void list(void) {
         one.length = 700, one.block = 16, one.head_dim = one.value_dim = 32, one.scale = 0;
         one.open = 4, one.leaf = 8;
         if (type != HT_F64) harness_add("close calls", close_calls, &one);
+        add_any(type);
     }
 }
 

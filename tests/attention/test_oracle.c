@@ -110,6 +110,44 @@ static void rotary_by_hand(void **state) {
     close_to(z[1], exp(cos(1)) / (exp(1) + exp(cos(1))));
 }
 
+/* Keys of eight or sixteen rows, block 2, causal, all queries 1; the last row's output. */
+static double opened_by_hand_of(const double *k, int64_t rows, int64_t leaf, int64_t peek,
+                                double *lse) {
+    const double q[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const int32_t cu[2] = {0, (int32_t)rows};
+    double v[16], z[16], all[16];
+    for (int i = 0; i < 16; i++) v[i] = i + 1;
+    oracle_problem p = six_rows(HT_QUERY_FINE);
+    p.cu_seqlens = cu, p.q = q, p.k = k, p.v = v, p.causal = 1;
+    p.open = 1, p.leaf = leaf, p.peek = peek;
+    run_six(z, all, &p);
+    *lse = all[rows - 1];
+    return z[rows - 1];
+}
+
+/* One cluster a level. Eight rows: the last one meets rows 4 to 7, and the pairs 0-1 (logits ln 4
+ * and 0, mean ln 2) and 2-3 (mean ln 3). Sixteen: rows 12 to 15 and pairs 8-9 and 10-11 at level 1,
+ * the fours 0-3 and 4-7 at level 2. */
+static void opening_by_hand(void **state) {
+    (void)state;
+    double lse, eight[8] = {log(4), 0, log(3), log(3)}, sixteen[16] = {0};
+    /* by the mean the second pair is opened: 2 * 2 * 1.5 + 3 * 3 + 3 * 4 + 26 over 4 + 6 + 4 */
+    close_to(opened_by_hand_of(eight, 8, 8, 0, &lse), 53.0 / 14);
+    /* by its larger logit the first: 4 * 1 + 2 + 6 * 3.5 + 26 over 4 + 1 + 6 + 4 */
+    close_to(opened_by_hand_of(eight, 8, 8, 1, &lse), 53.0 / 15), close_to(lse, log(15));
+    eight[2] = log(4), eight[3] = 0; /* alike: the first one; 4 + 2 + 4 * 3.5 + 26 over 13 */
+    close_to(opened_by_hand_of(eight, 8, 8, 1, &lse), 46.0 / 13);
+    /* A leaf of four: rows 4 to 7 with logits ln 16, 0, 0, 0, and of the pairs the first. The other
+     * four has logit 0 and a mean of 2.5: 16*5 + 6 + 7 + 8 + 4*2.5 + 9 + 10 + 2*11.5 + 58 */
+    sixteen[4] = log(16);
+    close_to(opened_by_hand_of(sixteen, 16, 4, 2, &lse), 211.0 / 31), close_to(lse, log(31));
+    /* a smaller one: the pair 4-5 beside 6-7, 8-9 and 10-11, and it alone is opened */
+    close_to(opened_by_hand_of(sixteen, 16, 2, 2, &lse), 211.0 / 31);
+    sixteen[7] = log(256); /* now 6-7 is; 4-5 has the mean ln 4: 4*2*5.5 + 7 + 256*8 + 110 */
+    close_to(opened_by_hand_of(sixteen, 16, 2, 2, &lse), 2209.0 / 277);
+    close_to(lse, log(277));
+}
+
 /* a gradient by hand: two rows, exact; z0 = (v0 + 2 v1) / 3 */
 static void gradient_by_hand(void **state) {
     (void)state;
@@ -306,6 +344,7 @@ int main(void) {
     harness_add("masks by hand", masks_by_hand, NULL);
     harness_add("bias by hand", bias_by_hand, NULL);
     harness_add("rotary by hand", rotary_by_hand, NULL);
+    harness_add("opening by hand", opening_by_hand, NULL);
     harness_add("gradient by hand", gradient_by_hand, NULL);
     harness_add("philox vectors", philox_vectors, NULL);
     harness_add("dropout share", dropout_share, NULL);

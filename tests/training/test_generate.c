@@ -46,6 +46,8 @@ static const char *const models[] = {
     "{" PLAIN "\"query\":\"first\",\"learned\":1}",
     "{" TINY "\"query\":\"fine\",\"learned\":1,\"rotary\":\"all\"}",
     "{" PLAIN "\"query\":\"fine\"}",
+    "{" PLAIN "\"rotary\":\"level0\",\"open\":1000,\"open_leaf\":2}",
+    "{" TINY "\"open\":4,\"kv_heads\":1}",
     "{" PLAIN "\"attention\":\"local\",\"rotary\":\"all\"}",
     "{" PLAIN "\"attention\":\"local\",\"learned\":1}",
     "{" PLAIN "\"attention\":\"full\",\"rotary\":\"all\",\"layers\":1}",
