@@ -279,6 +279,15 @@ HT_API ht_status ht_attention_explain(const ht_attention *plan, const ht_attenti
                                       const ht_attention_grads *grads, int backward,
                                       ht_kernels_info *out);
 
+/* How each pair of rows of one sequence and query head meets: out [length, length], host memory,
+ * -1: row i does not see row j; 0: row by row; l: as part of its cluster of level l; HT_OPENED: row
+ * by row, since the cluster was opened. args as in forward; nothing of them is written. On CPUs
+ * alone. The choice is that of the device "cpu:ref": where two scores are equal up to rounding,
+ * another device may open the other cluster. */
+#define HT_OPENED 127
+HT_API ht_status ht_attention_pairs(const ht_attention *plan, const ht_attention_args *args,
+                                    int64_t sequence, int64_t head, int8_t *out);
+
 /* ---- decoding ---------------------------------------------------------------------------- */
 
 /* The state of `slots` sequences, each at its own position, for one causal plan without dropout.

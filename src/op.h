@@ -138,6 +138,11 @@ typedef struct hti_ops {
     ht_status (*attention_forward)(ht_context *ctx, const hti_attention_call *call);
     ht_status (*attention_backward)(ht_context *ctx, const hti_attention_call *call);
 
+    /* Optional: how each pair of rows of a sequence and query head meets, out [length, length] on
+     * the host, as ht_attention_pairs says. */
+    ht_status (*attention_pairs)(ht_context *ctx, const hti_attention_call *call, int64_t sequence,
+                                 int64_t head, int8_t *out);
+
     /* cache_scratch: scratch bytes of such a call. */
     size_t (*cache_scratch)(const ht_context *ctx, const hti_cache_call *call);
     ht_status (*cache_extend)(ht_context *ctx, const hti_cache_call *call);

@@ -60,11 +60,10 @@ double count_products(ht_kind kind, ht_query query, int causal, int64_t block, i
     return products;
 }
 
-/* What is opened comes as two clusters more in each level, of what is there to be seen. */
-static double count_opened(const ht_attention_desc *d, int64_t length, double products) {
-    double rows = (double)length, all = d->causal ? rows * rows / 2 : rows * rows;
-    for (int level = 1; (d->block << level) < length; level++)
-        products += 2 * rows * (double)d->open;
+double count_opened(int64_t open, int causal, int64_t block, int64_t length, double products) {
+    double rows = (double)length, all = causal ? rows * rows / 2 : rows * rows;
+    if (open == 0) return products;
+    for (int level = 1; (block << level) < length; level++) products += 2 * rows * (double)open;
     return products < all ? products : all;
 }
 
@@ -74,7 +73,7 @@ double count_forward(const ht_attention_desc *desc, int64_t batch, int64_t lengt
     double products = nominal
                           ? 4.5 * (double)block * (double)length
                           : count_products(desc->kind, desc->query, desc->causal, block, length);
-    if (desc->open) products = count_opened(desc, length, products);
+    products = count_opened(desc->open, desc->causal, block, length, products);
     double each = 2.0 * (double)desc->head_dim + 2.0 * (double)desc->value_dim;
     return products * each * (double)desc->q_heads * (double)batch;
 }

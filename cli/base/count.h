@@ -13,6 +13,9 @@ double count_products(ht_kind kind, ht_query query, int causal, int64_t block, i
 /* The same of one level of the hierarchy. */
 double count_level(ht_query query, int causal, int64_t block, int64_t length, int level);
 
+/* With what is opened: two clusters more in each level, of what is there to be seen. */
+double count_opened(int64_t open, int causal, int64_t block, int64_t length, double products);
+
 /* Useful floating-point operations of one forward call: 2*head_dim + 2*value_dim per product.
  * Hierarchical mean without causal is counted as the nominal 4.5*block products per row,
  * edges not taken off, so that numbers of different lengths compare. query is not auto. */

@@ -1,7 +1,8 @@
 /*
  * The weights of an attention at the resolution of tokens: row i of the matrix is how much of each
  * value goes into output i. They come from the attention itself, run with columns of the identity
- * as values, so they are what it really does; beside them those of full attention.
+ * as values, so they are what it really does; beside them those of full attention, and where rows
+ * open clusters, those of the same with nothing opened.
  */
 #include "base/json.h"
 #include "map/map.h"
@@ -79,18 +80,24 @@ static distance compare(const double *a, const double *exact, int64_t n) {
 
 /* ---- the picture ------------------------------------------------------------------------- */
 
-/* Logarithms of the smallest and the largest weight that both pictures show. */
+/* Matrices of weights [length, length]. */
+typedef struct matrices {
+    double *effective, *exact;
+    double *closed; /* with nothing opened; NULL: nothing is anyway */
+} matrices;
+
+/* Logarithms of the smallest and the largest weight that all pictures show. */
 typedef struct tones {
     double low, high;
 } tones;
 
-static tones find_tones(const double *a, const double *b, int64_t n) {
+static tones find_tones(const matrices *m, int64_t n) {
+    const double *all[] = {m->effective, m->exact, m->closed};
     double low = HUGE_VAL, high = 0, even = 1 / (double)n;
-    for (int64_t i = 0; i < n * n; i++) {
-        double w[2] = {a[i], b[i]};
-        for (int k = 0; k < 2; k++) {
-            if (w[k] > 0) low = fmin(low, w[k]);
-            high = fmax(high, w[k]);
+    for (int k = 0; k < 3; k++) {
+        for (int64_t i = 0; all[k] && i < n * n; i++) {
+            if (all[k][i] > 0) low = fmin(low, all[k][i]);
+            high = fmax(high, all[k][i]);
         }
     }
     low = fmax(low, 1e-3 * even); /* what is smaller is white */
@@ -131,26 +138,38 @@ static void draw_matrix(picture *p, double x, const double *w, int64_t n, tones 
     free(pixels);
 }
 
-static bool draw(const map_input *in, const map_values *v, const double *effective,
-                 const double *exact, distance d, cli_error *error) {
-    picture *p = picture_create(2 * SIDE + 2 * EDGE + GAP, SIDE + 2 * EDGE + 30,
-                                "Attention weights, hierarchical and exact");
+static void draw_words(picture *p, const map_input *in, const map_values *v, distance d) {
     char text[256];
-    if (!p) return cli_fail(error, "out of memory");
-    tones range = find_tones(effective, exact, in->length);
-    draw_matrix(p, EDGE, effective, in->length, range);
-    draw_matrix(p, EDGE + SIDE + GAP, exact, in->length, range);
-    snprintf(text, sizeof text, "%s, query %s, block %" PRId64, cli_kinds[in->kind],
-             cli_queries[in->query], in->block);
-    picture_text(p, EDGE + SIDE / 2.0, EDGE - 14, 13, 1, 0x222222, text);
-    picture_text(p, EDGE + SIDE + GAP + SIDE / 2.0, EDGE - 14, 13, 1, 0x222222,
-                 "full attention, same queries and keys");
     snprintf(text, sizeof text, "%s, head %" PRId64 ", %" PRId64 " rows%s", in->about, v->head,
              in->length, in->causal ? ", causal" : "");
     picture_text(p, EDGE, EDGE + SIDE + 24, 13, 0, 0x222222, text);
     snprintf(text, sizeof text, "relative difference %.3g; %.1f %% of the weight lies elsewhere",
              d.relative, 100 * d.variation);
     picture_text(p, EDGE, EDGE + SIDE + 46, 13, 0, 0x222222, text);
+}
+
+/* Side by side; full attention last, or, where clusters are opened, first. */
+static bool draw(const map_input *in, const map_values *v, const matrices *m, distance d,
+                 cli_error *error) {
+    char own[96], opened[48];
+    int three = m->closed != NULL, count = 2 + three;
+    const char *full = "full attention, same queries and keys";
+    picture *p = picture_create(count * (SIDE + GAP) + 2 * EDGE - GAP, SIDE + 2 * EDGE + 30,
+                                "Attention weights, hierarchical and exact");
+    if (!p) return cli_fail(error, "out of memory");
+    snprintf(own, sizeof own, "%s, query %s, block %" PRId64, cli_kinds[in->kind],
+             cli_queries[in->query], in->block);
+    snprintf(opened, sizeof opened, "the same, open %" PRId64, in->open);
+    const double *w[] = {three ? m->exact : m->effective, three ? m->closed : m->exact,
+                         m->effective};
+    const char *name[] = {three ? full : own, three ? own : full, opened};
+    tones range = find_tones(m, in->length);
+    for (int i = 0; i < count; i++) {
+        double x = EDGE + i * (SIDE + GAP);
+        draw_matrix(p, x, w[i], in->length, range);
+        picture_text(p, x + SIDE / 2.0, EDGE - 14, 13, 1, 0x222222, name[i]);
+    }
+    draw_words(p, in, v, d);
     bool good = picture_save(p, v->out, error);
     picture_destroy(p);
     return good;
@@ -158,19 +177,22 @@ static bool draw(const map_input *in, const map_values *v, const double *effecti
 
 /* ---- the command ------------------------------------------------------------------------- */
 
-static void print(const map_input *in, const map_values *v, distance d) {
+static void print_text(const map_input *in, const map_values *v, distance d, distance closed) {
+    printf("%s, head %" PRId64 ": %" PRId64 " rows%s, %s, query %s, block %" PRId64, in->about,
+           v->head, in->length, in->causal ? ", causal" : "", cli_kinds[in->kind],
+           cli_queries[in->query], in->block);
+    if (in->open) printf(", open %" PRId64, in->open);
+    printf("\nrelative difference of the weights %.4g; %.2f %% of the weight lies elsewhere\n",
+           d.relative, 100 * d.variation);
+    if (in->open)
+        printf("with nothing opened %.4g; %.2f %%\n", closed.relative, 100 * closed.variation);
+    const char *files[] = {v->out, v->effective, v->exact};
+    for (int i = 0; i < 3; i++)
+        if (files[i] && !cli_quiet()) printf("written: %s\n", files[i]);
+}
+
+static void print_json(const map_input *in, const map_values *v, distance d, distance closed) {
     json_writer json = {.out = stdout};
-    if (!v->json) {
-        printf("%s, head %" PRId64 ": %" PRId64 " rows%s, %s, query %s, block %" PRId64 "\n",
-               in->about, v->head, in->length, in->causal ? ", causal" : "", cli_kinds[in->kind],
-               cli_queries[in->query], in->block);
-        printf("relative difference of the weights %.4g; %.2f %% of the weight lies elsewhere\n",
-               d.relative, 100 * d.variation);
-        const char *files[] = {v->out, v->effective, v->exact};
-        for (int i = 0; i < 3; i++)
-            if (files[i] && !cli_quiet()) printf("written: %s\n", files[i]);
-        return;
-    }
     json_open(&json, NULL, '{');
     json_text(&json, "map", "attention");
     json_text(&json, "input", in->about);
@@ -180,8 +202,13 @@ static void print(const map_input *in, const map_values *v, distance d) {
     json_text(&json, "kind", cli_kinds[in->kind]);
     json_text(&json, "query", cli_queries[in->query]);
     json_int(&json, "block", in->block);
+    json_int(&json, "open", in->open);
     json_real(&json, "relative_difference", d.relative);
     json_real(&json, "moved", d.variation);
+    if (in->open) {
+        json_real(&json, "closed_relative_difference", closed.relative);
+        json_real(&json, "closed_moved", closed.variation);
+    }
     if (v->out) json_text(&json, "out", v->out);
     json_close(&json, '}');
     putchar('\n');
@@ -193,36 +220,48 @@ bool map_weights(double *effective, double *exact, const map_input *in, int64_t 
                      .query = in->query,
                      .causal = in->causal,
                      .block = in->block,
-                     .head = head};
+                     .head = head,
+                     .open = in->open};
     if (effective && !weights(effective, in, call, error)) return false;
-    call.kind = HT_FULL;
+    call.kind = HT_FULL, call.open = 0;
     return !exact || weights(exact, in, call, error);
+}
+
+static bool make(matrices *m, const map_input *in, int64_t head, cli_error *error) {
+    size_t bytes = (size_t)(in->length * in->length) * sizeof(double);
+    map_input closed = *in;
+    closed.open = 0;
+    m->effective = malloc(bytes);
+    m->exact = malloc(bytes);
+    m->closed = in->open ? malloc(bytes) : NULL;
+    if (!m->effective || !m->exact || (in->open && !m->closed))
+        return cli_fail(error, "out of memory");
+    return map_weights(m->effective, m->exact, in, head, error) &&
+           (!in->open || map_weights(m->closed, NULL, &closed, head, error));
 }
 
 bool map_attention(const map_values *v, int *code, cli_error *error) {
     map_input in = {0};
-    double *effective = NULL, *exact = NULL;
+    matrices m = {0};
     bool good = map_open(&in, v, code, error);
     if (good) *code = CLI_FAILED;
     if (good && (in.length > MOST || in.batch != 1))
         good = cli_fail(
             error, "--attention draws one sequence of at most %d rows, got %" PRId64 " of %" PRId64,
             MOST, in.batch, in.length);
-    if (good) {
-        size_t bytes = (size_t)(in.length * in.length) * sizeof *exact;
-        effective = malloc(bytes);
-        exact = malloc(bytes);
-        good = (effective && exact) || cli_fail(error, "out of memory");
-    }
-    good = good && map_weights(effective, exact, &in, v->head, error);
-    distance d = good ? compare(effective, exact, in.length) : (distance){0};
+    good = good && make(&m, &in, v->head, error);
     int64_t n = in.length;
-    good = good && (!v->effective || map_save_npy(v->effective, effective, n, n, error)) &&
-           (!v->exact || map_save_npy(v->exact, exact, n, n, error)) &&
-           (!v->out || draw(&in, v, effective, exact, d, error));
-    if (good) print(&in, v, d);
-    free(effective);
-    free(exact);
+    distance d = {0}, closed = {0};
+    if (good) d = compare(m.effective, m.exact, n);
+    if (good && m.closed) closed = compare(m.closed, m.exact, n);
+    good = good && (!v->effective || map_save_npy(v->effective, m.effective, n, n, error)) &&
+           (!v->exact || map_save_npy(v->exact, m.exact, n, n, error)) &&
+           (!v->out || draw(&in, v, &m, d, error));
+    if (good && v->json) print_json(&in, v, d, closed);
+    if (good && !v->json) print_text(&in, v, d, closed);
+    free(m.effective);
+    free(m.closed);
+    free(m.exact);
     map_close(&in);
     return good;
 }

@@ -1,7 +1,7 @@
 /*
  * Accuracy against block: how far the hierarchical output is from full attention, for blocks 2, 4,
- * 8, ... and half the length (where both are the same), in every query mode, beside local
- * attention.
+ * 8, ... and half the length (where both are the same), in every query mode, with clusters opened,
+ * and beside local attention.
  */
 #include "draw/chart.h"
 #include "base/count.h"
@@ -14,15 +14,19 @@
 #include <stdlib.h>
 
 #define MOST_BLOCKS 32
-enum { MEAN, FIRST, FINE, LOCAL, MODES };
-static const char *const modes[MODES] = {"mean", "first", "fine", "local"};
+enum { MEAN, FIRST, FINE, LOCAL, OPENED, MODES = OPENED + 16 };
+
+/* A column of the table. */
+typedef struct error_mode {
+    char name[24];
+    int64_t open;                                     /* in the modes from OPENED on */
+    double error[MOST_BLOCKS], products[MOST_BLOCKS]; /* per row */
+} error_mode;
 
 typedef struct error_table {
     int64_t block[MOST_BLOCKS];
-    double error[MODES][MOST_BLOCKS];    /* NaN: there is no such mode */
-    double products[MODES][MOST_BLOCKS]; /* per row */
-    int count;
-    int causal;
+    error_mode mode[MODES];
+    int count, modes, causal;
 } error_table;
 
 /* |a - b| / |b| over all numbers. */
@@ -35,22 +39,42 @@ static double relative(const double *a, const double *b, int64_t count) {
     return sqrt(difference / size);
 }
 
+/* Mean queries would see the future. */
+static bool has_mode(const error_table *t, int m) { return m != MEAN || !t->causal; }
+
+static void name_modes(error_table *t, const map_input *in, const map_values *v) {
+    static const char *const names[OPENED] = {"mean", "first", "fine", "local"};
+    t->modes = OPENED;
+    for (int m = 0; m < OPENED; m++)
+        snprintf(t->mode[m].name, sizeof t->mode[m].name, "%s", names[m]);
+    for (int k = 0; k < (v->open.count ? v->open.count : 1) && t->modes < MODES; k++) {
+        int64_t open = v->open.count ? v->open.at[k] : in->open;
+        if (open == 0) continue; /* that is fine */
+        error_mode *m = &t->mode[t->modes++];
+        m->open = open;
+        snprintf(m->name, sizeof m->name, "open %" PRId64, open);
+    }
+}
+
+static double products_of(const error_table *t, const map_call *call, int64_t length) {
+    double all = count_products(call->kind, call->query, t->causal, call->block, length);
+    return count_opened(call->open, t->causal, call->block, length, all) / (double)length;
+}
+
 static bool measure(error_table *t, const map_input *in, double *z, double *full, int64_t count,
                     cli_error *error) {
     map_call call = {.kind = HT_FULL, .causal = t->causal, .block = in->block, .head = -1};
     if (!map_attend(full, in, &call, error)) return false;
     for (int b = 0; b < t->count; b++)
-        for (int m = 0; m < MODES; m++) {
-            t->error[m][b] = t->products[m][b] = NAN;
-            if (m == MEAN && t->causal) continue; /* it would see the future */
+        for (int m = 0; m < t->modes; m++) {
+            error_mode *mode = &t->mode[m];
+            if (!has_mode(t, m)) continue;
             call.kind = m == LOCAL ? HT_LOCAL : HT_HIERARCHICAL;
-            call.query = m == LOCAL ? HT_QUERY_FINE : (ht_query)(HT_QUERY_MEAN + m);
-            call.block = t->block[b];
+            call.query = m >= FINE ? HT_QUERY_FINE : (ht_query)(HT_QUERY_MEAN + m);
+            call.block = t->block[b], call.open = mode->open;
             if (!map_attend(z, in, &call, error)) return false;
-            t->error[m][b] = relative(z, full, count);
-            t->products[m][b] =
-                count_products(call.kind, call.query, t->causal, call.block, in->length) /
-                (double)in->length;
+            mode->error[b] = relative(z, full, count);
+            mode->products[b] = products_of(t, &call, in->length);
         }
     return true;
 }
@@ -69,10 +93,11 @@ static void print_json(const error_table *t, const map_input *in, const map_valu
     for (int b = 0; b < t->count; b++) {
         json_open(&json, NULL, '{');
         json_int(&json, "block", t->block[b]);
-        for (int m = 0; m < MODES; m++) {
-            json_open(&json, modes[m], '{');
-            json_real(&json, "relative_error", t->error[m][b]);
-            json_real(&json, "products_per_row", t->products[m][b]);
+        for (int m = 0; m < t->modes; m++) {
+            const error_mode *mode = &t->mode[m];
+            json_open(&json, mode->name, '{');
+            json_real(&json, "relative_error", has_mode(t, m) ? mode->error[b] : NAN);
+            json_real(&json, "products_per_row", has_mode(t, m) ? mode->products[b] : NAN);
             json_close(&json, '}');
         }
         json_close(&json, '}');
@@ -84,21 +109,21 @@ static void print_json(const error_table *t, const map_input *in, const map_valu
 }
 
 static void print_table(const error_table *t, const map_input *in, const map_values *v) {
-    char line[256];
+    char line[64 + 24 * MODES];
     cli_line("relative error against full attention (and products per row; full: %.4g)",
              t->causal ? (double)(in->length + 1) / 2 : (double)in->length);
     cli_line("%s, length %" PRId64 "%s", in->about, in->length, t->causal ? ", causal" : "");
     int n = snprintf(line, sizeof line, "%8s", "block");
-    for (int m = 0; m < MODES; m++)
-        if (m != MEAN || !t->causal)
-            n += snprintf(line + n, sizeof line - (size_t)n, "  %20s", modes[m]);
+    for (int m = 0; m < t->modes; m++)
+        if (has_mode(t, m))
+            n += snprintf(line + n, sizeof line - (size_t)n, "  %20s", t->mode[m].name);
     cli_head("%s", line);
     for (int b = 0; b < t->count; b++) {
         n = snprintf(line, sizeof line, "%8" PRId64, t->block[b]);
-        for (int m = 0; m < MODES; m++)
-            if (m != MEAN || !t->causal)
-                n += snprintf(line + n, sizeof line - (size_t)n, "  %10.3g (%7.4g)", t->error[m][b],
-                              t->products[m][b]);
+        for (int m = 0; m < t->modes; m++)
+            if (has_mode(t, m))
+                n += snprintf(line + n, sizeof line - (size_t)n, "  %10.3g (%7.4g)",
+                              t->mode[m].error[b], t->mode[m].products[b]);
         cli_row("%s", line);
     }
     if (v->out && !cli_quiet()) printf("written: %s\n", v->out);
@@ -111,13 +136,13 @@ static bool draw(const error_table *t, const map_input *in, const char *path, cl
              t->causal ? ", causal" : "");
     chart c = {.title = title, .x_label = "block", .log_x = true, .log_y = true, .x_points = true};
     for (int b = 0; b < t->count; b++) blocks[b] = (double)t->block[b];
-    for (int m = 0; m < MODES; m++) {
-        if (m == MEAN && t->causal) continue;
-        c.series[c.count++] = (chart_series){.name = modes[m],
+    for (int m = 0; m < t->modes; m++) {
+        if (!has_mode(t, m)) continue;
+        c.series[c.count++] = (chart_series){.name = t->mode[m].name,
                                              .x = blocks,
-                                             .y = t->error[m],
+                                             .y = t->mode[m].error,
                                              .count = t->count,
-                                             .colour = m,
+                                             .colour = m % 8,
                                              .dots = true,
                                              .dashed = m == LOCAL};
     }
@@ -140,6 +165,7 @@ bool map_error(const map_values *v, int *code, cli_error *error) {
     if (good) {
         int64_t count = in.batch * in.length * in.heads * in.value_dim;
         t.causal = in.causal;
+        name_modes(&t, &in, v);
         int64_t last =
             (in.length + 3) / 4 * 2; /* half the length, made even: exact from there on */
         for (int64_t b = 2; b < last && t.count < MOST_BLOCKS - 1; b *= 2) t.block[t.count++] = b;

@@ -70,7 +70,9 @@ static bool open_files(map_input *in, const map_values *v, int *code, cli_error 
         in->kv_heads = k.header.shape[2];
         in->value_dim = v->v ? w.header.shape[3] : 1;
         in->causal = v->causal;
-        in->query = cli_query(v->query, v->causal, 0);
+        in->open = v->open.count ? v->open.at[0] : 0;
+        in->leaf = v->leaf, in->peek = v->peek;
+        in->query = cli_query(v->query, v->causal, in->open);
         in->block = v->block;
         snprintf(in->about, sizeof in->about, "%.60s, %.60s", v->q, v->k);
         in->ctx =
@@ -170,6 +172,15 @@ static bool read_layer(map_input *in, const int32_t *tokens, int64_t count, int6
     return good;
 }
 
+/* The model's own number of clusters, or the one asked for: then of its q and k as they are. */
+static void set_opening(map_input *in, const map_values *v) {
+    const ht_config *c = in->model.config;
+    in->open = v->open.count ? v->open.at[0] : setting_int(c, "open");
+    in->leaf = v->leaf ? v->leaf : setting_int(c, "open_leaf");
+    in->peek = v->peek ? v->peek : setting_int(c, "open_peek");
+    if (v->open.count) in->kind = HT_HIERARCHICAL, in->query = HT_QUERY_FINE;
+}
+
 static bool open_checkpoint(map_input *in, const map_values *v, int *code, cli_error *error) {
     if (!run_open(&in->model, v->run, v->last, 0, -1, v->device, v->threads, code, error))
         return false;
@@ -199,6 +210,7 @@ static bool open_checkpoint(map_input *in, const map_values *v, int *code, cli_e
     in->block = setting_int(c, "block");
     in->rotary = setting_is(c, "rotary", "level0") ? setting_real(c, "rotary_theta") : 0;
     in->layer = v->layer;
+    set_opening(in, v);
     snprintf(in->about, sizeof in->about, "%.100s, layer %lld", v->run, (long long)v->layer);
     bool good = read_layer(in, tokens, count, v->layer, error) &&
                 make_mask(in, tokens, count, cls, error) && read_bias(in, error);
@@ -213,7 +225,7 @@ bool map_open(map_input *out, const map_values *v, int *code, cli_error *error) 
     if (good && out->heads % out->kv_heads != 0)
         good = cli_fail(error, "%" PRId64 " key heads do not divide %" PRId64 " heads",
                         out->kv_heads, out->heads);
-    if (good && v->attention && v->head >= out->heads) {
+    if (good && (v->attention || v->opened) && v->head >= out->heads) {
         *code = CLI_USAGE;
         good = cli_fail(error, "--head must be 0 to %" PRId64 ", got %" PRId64, out->heads - 1,
                         v->head);
@@ -270,6 +282,7 @@ static ht_attention_desc describe(const map_input *in, const map_call *call) {
     desc.max_sequences = in->batch;
     desc.max_length = in->length;
     desc.rotary_theta = in->rotary;
+    if (call->open) desc.open = call->open, desc.open_leaf = in->leaf, desc.open_peek = in->peek;
     return desc;
 }
 
@@ -328,6 +341,44 @@ bool map_attend(double *out, const map_input *in, const map_call *call, cli_erro
     ht_attention_destroy(plan);
     if (device) ht_memory_free(in->ctx, device);
     if (bias) ht_memory_free(in->ctx, bias);
+    return good;
+}
+
+/* Device memory on the host, from malloc; NULL stays NULL. */
+static bool download(void **out, const map_input *in, const void *device, size_t bytes,
+                     cli_error *error) {
+    if (!device) return true;
+    *out = malloc(bytes + 1);
+    if (!*out) return cli_fail(error, "out of memory");
+    return lib(in, ht_memory_copy_out(in->ctx, *out, device, bytes), error);
+}
+
+/* On a CPU, whatever device the input lies on: no other says it. */
+bool map_pairs(int8_t *out, const map_input *in, int64_t head, cli_error *error) {
+    map_call call = {in->kind, in->query, in->causal, in->block, head, in->open, NULL, 0};
+    int code;
+    map_input here = *in;
+    ht_attention *plan = NULL;
+    size_t rows = (size_t)(in->batch * in->length), each = rows * real_bytes(in) * (size_t)in->dim;
+    here.q = here.k = NULL, here.mask = NULL, here.bias = NULL;
+    here.ctx = cli_open_device("cpu", 1, &code, error);
+    if (!here.ctx) return false;
+    ht_attention_desc desc = describe(&here, &call);
+    bool good = download(&here.q, in, in->q, each * (size_t)in->heads, error) &&
+                download(&here.k, in, in->k, each * (size_t)in->kv_heads, error) &&
+                download((void **)&here.mask, in, in->mask, rows, error);
+    desc.value_dim = desc.head_dim, here.value_dim = in->dim;
+    if (good) {
+        here.v = here.k; /* nothing is asked of values, but that they are there */
+        ht_attention_args args = arguments(&here, &call, here.q, NULL);
+        good = lib(&here, ht_attention_create(&plan, here.ctx, &desc), error) &&
+               lib(&here, ht_attention_pairs(plan, &args, 0, 0, out), error);
+    }
+    ht_attention_destroy(plan);
+    free(here.q);
+    free(here.k);
+    free(here.mask);
+    ht_context_destroy(here.ctx);
     return good;
 }
 

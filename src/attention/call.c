@@ -284,3 +284,22 @@ ht_status ht_attention_explain(const ht_attention *plan, const ht_attention_args
     HTI_GIVE(ht_kernels_info, out, &info);
     return HT_OK;
 }
+
+/* ---- who meets whom ---- */
+
+ht_status ht_attention_pairs(const ht_attention *plan, const ht_attention_args *args,
+                             int64_t sequence, int64_t head, int8_t *out) {
+    NEED(plan);
+    ht_context *ctx = plan->ctx;
+    hti_attention_call call;
+    CHECK(ctx, ctx->ops->attention_pairs, HT_UNSUPPORTED,
+          "%s does not say which rows meet; the CPU does", ht_context_device(ctx));
+    TRY(hti_call_make(&call, plan, args, 0));
+    CHECK(ctx, sequence >= 0 && sequence < call.sequences, HT_INVALID,
+          "sequence must be 0 to %lld, got %lld", (long long)call.sequences - 1,
+          (long long)sequence);
+    CHECK(ctx, head >= 0 && head < plan->desc.q_heads, HT_INVALID,
+          "head must be 0 to %lld, got %lld", (long long)plan->desc.q_heads - 1, (long long)head);
+    CHECK(ctx, out, HT_INVALID, "out is NULL");
+    return ctx->ops->attention_pairs(ctx, &call, sequence, head, out);
+}

@@ -28,7 +28,7 @@ ht_status hti_cpu_attention_check(ht_context *ctx, const ht_attention_desc *desc
     .open = hti_cpu_open, .close = hti_cpu_close, .synchronize = hti_cpu_synchronize, \
     .alloc = hti_cpu_alloc, .release = hti_cpu_release, .copy_in = hti_cpu_copy,      \
     .copy_out = hti_cpu_copy, .copy = hti_cpu_copy, .fill = hti_cpu_fill,             \
-    .attention_check = hti_cpu_attention_check
+    .attention_check = hti_cpu_attention_check, .attention_pairs = hti_ref_attention_pairs
 
 /* The number of the calling thread inside a parallel region. */
 int hti_cpu_thread(void);
@@ -46,6 +46,8 @@ typedef struct hti_ref_kernels {
     void (*backward)(ht_context *ctx, const hti_attention_call *call);
     size_t (*cache_thread_bytes)(const hti_cache_call *call);
     void (*cache_extend)(ht_context *ctx, const hti_cache_call *call);
+    size_t (*pairs)(const hti_attention_call *call, int64_t sequence, int64_t head, int8_t *out,
+                    void *scratch);
 } hti_ref_kernels;
 extern const hti_ref_kernels hti_ref_f32, hti_ref_f64;
 
@@ -54,6 +56,8 @@ void hti_ref_attention_need(const ht_context *ctx, const ht_attention_desc *desc
                             ht_attention_need *need);
 ht_status hti_ref_attention_forward(ht_context *ctx, const hti_attention_call *call);
 ht_status hti_ref_attention_backward(ht_context *ctx, const hti_attention_call *call);
+ht_status hti_ref_attention_pairs(ht_context *ctx, const hti_attention_call *call, int64_t sequence,
+                                  int64_t head, int8_t *out);
 size_t hti_ref_cache_scratch(const ht_context *ctx, const hti_cache_call *call);
 ht_status hti_ref_cache_extend(ht_context *ctx, const hti_cache_call *call);
 

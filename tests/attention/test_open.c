@@ -130,6 +130,28 @@ static void later_rows(void **state) {
     }
 }
 
+/* What ht_attention_pairs says is what the oracle opens. */
+static void pairs(void **state) {
+    problem p;
+    session s;
+    problem_make(&p, *state);
+    if (session_open(&s, env.ctx, &p) == HT_UNSUPPORTED) skip();
+    oracle_problem same = problem_oracle(&p);
+    int8_t *want = pool_alloc((size_t)(p.longest * p.longest)), *got = pool_alloc(1u << 20);
+    for (int64_t b = 0; b < p.c.batch; b++) {
+        int64_t n = p.cu[b + 1] - p.cu[b], h = p.c.q_heads - 1;
+        ht_status status = ht_attention_pairs(s.plan, &s.args, b, h, got);
+        if (status == HT_UNSUPPORTED && env.cuda) skip();
+        harness_ok(env.ctx, status, &p.c);
+        oracle_pairs(want, NULL, &same, b, h);
+        for (int64_t i = 0; i < n * n; i++)
+            if (got[i] != (want[i] == ORACLE_ROW ? HT_OPENED : want[i]))
+                harness_fail(&p.c, "rows %d and %d meet as %d, not %d", (int)(i / n), (int)(i % n),
+                             got[i], want[i]);
+    }
+    session_check(&s);
+}
+
 /* What is kept of the choice is at most 16 bytes per level, row and head; scratch grows as
  * length * (dims + open). */
 static void sizes(void **state) {
@@ -171,9 +193,7 @@ static void close_calls(void **state) {
     oracle_problem same = problem_oracle(&p);
     double *margin = pool_alloc((size_t)n * sizeof *margin), most = 0;
     int8_t *level = pool_alloc((size_t)(n * n));
-    for (int64_t i = 0; i < n * n; i++)
-        level[i] = (int8_t)(i % n > i / n ? -1 : oracle_level(&same, i / n, i % n));
-    oracle_open(level, margin, &same, 0, 0);
+    oracle_pairs(level, margin, &same, 0, 0);
     for (int64_t i = 0; i < n * dv; i++) most = fmax(most, fabs(p.v[i]));
     for (int64_t i = 0; i < n; i++) {
         int clear = margin[i] > (p.c.dtype == HT_BF16 ? 5e-2 : 2e-5);
@@ -257,6 +277,18 @@ static void add_any(ht_dtype dtype) {
         harness_add("later rows", later_rows, &c);
         c.q_heads = c.kv_heads = 1, c.causal = 0;
         harness_add("NaN is NaN", nan_is_nan, &c);
+    }
+    static const test_case met[] = {
+        CASE(.length = 77, .batch = 2, .mask = MASK_BOTH, .block = 2, .open = 2, .leaf = 2),
+        CASE(.length = 100, .batch = 4, .packed = 7, .q_heads = 4, .kv_heads = 2, .open = 3),
+        CASE(.length = 60, .causal = 1, .query = HT_QUERY_FIRST, .mask = MASK_KEYS),
+        CASE(.length = 50, .kind = HT_FULL, .causal = 1), CASE(.length = 50, .kind = HT_LOCAL)};
+    for (size_t i = 0; i < COUNT(met) && dtype != HT_BF16; i++) {
+        test_case c = met[i];
+        if (c.open) c.query = HT_QUERY_FINE;
+        c.dtype = dtype, c.seed = 950 + (int64_t)i;
+        harness_add("pairs", pairs, &c);
+        if (c.open) c.causal = 1, harness_add("pairs", pairs, &c);
     }
     test_case c = CASE(.length = 8192, .block = 16, .q_heads = 4, .open = 8, .dtype = dtype);
     c.head_dim = c.value_dim = 64;

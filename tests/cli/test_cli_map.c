@@ -238,10 +238,11 @@ static void write_qkv(double q[], double k[], double v[]) {
 static void test_weights(void **state) {
     (void)state;
     static double q[L * HEADS * DIM], k[L * HEADS * DIM], v[L * HEADS * DIM];
-    static const char *const modes[] = {"", "--query first", "--query fine", "--causal"};
+    static const char *const modes[] = {"", "--query first", "--query fine", "--causal",
+                                        "--open 1 --open_leaf 2 --open_peek -1"};
     size_t n;
     write_qkv(q, k, v);
-    for (int m = 0; m < 4; m++) {
+    for (int m = 0; m < 5; m++) {
         const program_result *r =
             program_run("map --attention --q q.npy --k k.npy --head 1 --block 2 %s --effective "
                         "E.npy --exact X.npy --out a.svg",
@@ -280,6 +281,67 @@ static void test_weights(void **state) {
         free(x);
         free(z);
     }
+}
+
+/* Rows as the definition has them: K highest scores of each level, whole down to the leaves. Here
+ * row 36 looks for row 9, and two clusters a level are opened until it is found. */
+static void test_opened(void **state) {
+    (void)state;
+    static double q[L * HEADS * DIM], k[L * HEADS * DIM], v[L * HEADS * DIM];
+    write_qkv(q, k, v);
+    for (int d = 0; d < DIM; d++) q[(36 * HEADS + 1) * DIM + d] = 40 * k[(9 * HEADS + 1) * DIM + d];
+    npy_f64("q.npy", "(1, 37, 2, 4)", q, L * HEADS * DIM);
+#define OPENED "map --opened --q q.npy --k k.npy --head 1 --causal --block 2 "
+    cJSON *root = parsed(program_run(OPENED "--open 2 --open_leaf 2 --out o.svg --json"));
+    const cJSON *each, *found = NULL;
+    int last = 99, count = 0, all[8] = {0};
+    cJSON_ArrayForEach(each, cJSON_GetObjectItem(root, "opened")) {
+        int l = (int)number(each, "level"), c = (int)number(each, "cluster");
+        assert_true(l <= last && l > 0);
+        count = l == last ? count + 1 : 1, last = l;
+        assert_true(count <= 2);
+        if (c == 9 >> l) found = each, all[l] = 1;
+    }
+    assert_non_null(found); /* row 9 meets row 36 at level 4, and is opened on every one below */
+    for (int l = 1; l <= 4; l++) assert_int_equal(all[l], level(36, 9, 2) >= l);
+    double pairs = number(root, "opened_rows");
+    cJSON_ArrayForEach(each, cJSON_GetObjectItem(root, "levels")) {
+        int l = (int)number(each, "level");
+        if (l == 0) assert_int_equal((int)number(each, "opened"), 0);
+        if (l == 1) assert_int_equal((int)pairs, 2 * (int)number(each, "opened"));
+        assert_true(number(each, "opened") <= 2 * L);
+    }
+    cJSON_Delete(root);
+    char *svg = slurp("o.svg");
+    assert_non_null(strstr(svg, "opened: row by row"));
+    free(svg);
+    const program_result *r = program_run(OPENED "--open 1 --row 20");
+    assert_int_equal(r->code, 0);
+    assert_non_null(strstr(r->out, "row 20 opens\n  level 3, rows "));
+    assert_int_equal(
+        program_run("map --attention --q q.npy --k k.npy --open 2 --block 2 --out a.svg")->code, 0);
+    svg = slurp("a.svg");
+    assert_non_null(strstr(svg, "the same, open 2"));
+    free(svg);
+    program_expect(1, "--open is missing", OPENED);
+    program_expect(1, "--row must be at most 36, got 37", OPENED "--open 1 --row 37");
+    program_expect(1, "open is 1 with query first", OPENED "--open 1 --query first");
+}
+
+/* With everything opened nothing is left of the error. */
+static void test_error_of_opening(void **state) {
+    (void)state;
+    static double q[L * HEADS * DIM], k[L * HEADS * DIM], v[L * HEADS * DIM];
+    write_qkv(q, k, v);
+    cJSON *root = parsed(program_run("map --error --q q.npy --k k.npy --v v.npy --causal --json "
+                                     "--open 0,1,100"));
+    const cJSON *first = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "blocks"), 0);
+    double none = number(cJSON_GetObjectItem(first, "fine"), "relative_error");
+    double one = number(cJSON_GetObjectItem(first, "open 1"), "relative_error");
+    assert_true(one > 1e-3 && one < none);
+    assert_true(number(cJSON_GetObjectItem(first, "open 100"), "relative_error") < 1e-13);
+    assert_null(cJSON_GetObjectItem(first, "open 0"));
+    cJSON_Delete(root);
 }
 
 /* The table's numbers are those of attend. */
@@ -377,6 +439,10 @@ static void test_checkpoints(void **state) {
     for (int i = 0; i < 24; i++)
         for (int j = i + 1; j < 24; j++) assert_true(e[24 * i + j] == 0);
     free(e);
+    r = program_run("map --opened --run prose --text @prose.txt --open 1");
+    assert_int_equal(r->code, 0);
+    assert_non_null(strstr(r->out, "24 rows, causal, block 4, open 1"));
+    program_expect(1, "--open is missing", "map --opened --run prose --text @prose.txt");
     program_expect(2, "--layer must be 0 to 1, got 2",
                    "map --attention --run prose --text x --layer 2");
     program_expect(2, "--head must be 0 to 1, got 5",
@@ -389,12 +455,15 @@ static void test_wrong_usage(void **state) {
     (void)state;
     static const char *const cases[][2] = {
         {"map --out h.jpg", "--out must end in .svg or .png, got 'h.jpg'"},
-        {"map --rank A.npy --error", "three maps"},
+        {"map --rank A.npy --error", "four maps"},
+        {"map --attention --opened", "four maps"},
+        {"map --open 2", "--open goes with --error, --attention or --opened"},
+        {"map --attention --q q --k k --open 2,3", "--open takes one number"},
         {"map --error", "give either --q, --k and --v, or --run and --text"},
         {"map --error --q q.npy --run x", "give either --q, --k and --v, or --run and --text"},
         {"map --error --q q.npy --k k.npy", "--v is missing"},
         {"map --attention --run x", "--text is missing"},
-        {"map --q q.npy", "--q goes with --error or --attention"},
+        {"map --q q.npy", "--q goes with --error, --attention or --opened"},
         {"map --exact X.npy", "--exact goes with --attention"},
         {"map --causal --query mean", "use --query first or fine"},
         {"map --error --q q --k k --v v --out e.png", "--out must end in .svg, got 'e.png'"},
@@ -455,7 +524,9 @@ int main(void) {
         cmocka_unit_test(test_rank_map_of_the_paper),
         cmocka_unit_test(test_rank_of_known_matrices),
         cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_opened),
         cmocka_unit_test(test_error_against_block),
+        cmocka_unit_test(test_error_of_opening),
         cmocka_unit_test(test_checkpoints),
         cmocka_unit_test(test_wrong_usage),
         cmocka_unit_test(test_bad_files),

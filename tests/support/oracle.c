@@ -155,6 +155,17 @@ void oracle_open(int8_t *level, double *margin, const oracle_problem *p, int64_t
     free(of);
 }
 
+void oracle_pairs(int8_t *level, double *margin, const oracle_problem *p, int64_t sequence,
+                  int64_t h) {
+    int64_t start = p->cu_seqlens[sequence], rows = p->cu_seqlens[sequence + 1] - start;
+    double *own = malloc((size_t)(rows + 1) * sizeof *own);
+    if (!own) abort();
+    meet(level, p, p->query_mask ? p->query_mask + start : NULL,
+         p->key_mask ? p->key_mask + start : NULL, rows);
+    if (p->open > 0) oracle_open(level, margin ? margin : own, p, sequence, h);
+    free(own);
+}
+
 double oracle_margin(const oracle_problem *p) {
     double least = INFINITY;
     for (int64_t b = 0; b < p->sequences; b++) {
@@ -163,9 +174,7 @@ double oracle_margin(const oracle_problem *p) {
         double *margin = malloc((size_t)(rows + 1) * sizeof *margin);
         if (!level || !margin) abort();
         for (int64_t h = 0; h < p->q_heads; h++) {
-            meet(level, p, p->query_mask ? p->query_mask + start : NULL,
-                 p->key_mask ? p->key_mask + start : NULL, rows);
-            oracle_open(level, margin, p, b, h);
+            oracle_pairs(level, margin, p, b, h);
             for (int64_t i = 0; i < rows; i++) least = fmin(least, margin[i]);
         }
         free(level);

@@ -70,6 +70,9 @@ int oracle_levels(const oracle_problem *p, int64_t length);
 #define ORACLE_ROW 100
 void oracle_open(int8_t *level, double *margin, const oracle_problem *p, int64_t sequence,
                  int64_t h);
+/* The same from nothing: how the rows of a sequence meet, and what they open. margin: or NULL. */
+void oracle_pairs(int8_t *level, double *margin, const oracle_problem *p, int64_t sequence,
+                  int64_t h);
 /* The smallest margin of a problem. */
 double oracle_margin(const oracle_problem *p);
 

@@ -9,6 +9,7 @@
 
 #include "cpu/ref/attention.h"
 #include "cpu/ref/cache.h"
+#include "cpu/ref/pairs.h"
 
-const hti_ref_kernels hti_ref_f32 = {need_f32, forward_f32, backward_f32, cache_thread_bytes_f32,
-                                     cache_extend_f32};
+const hti_ref_kernels hti_ref_f32 = {
+    need_f32, forward_f32, backward_f32, cache_thread_bytes_f32, cache_extend_f32, pairs_f32};

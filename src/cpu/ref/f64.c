@@ -9,6 +9,7 @@
 
 #include "cpu/ref/attention.h"
 #include "cpu/ref/cache.h"
+#include "cpu/ref/pairs.h"
 
-const hti_ref_kernels hti_ref_f64 = {need_f64, forward_f64, backward_f64, cache_thread_bytes_f64,
-                                     cache_extend_f64};
+const hti_ref_kernels hti_ref_f64 = {
+    need_f64, forward_f64, backward_f64, cache_thread_bytes_f64, cache_extend_f64, pairs_f64};

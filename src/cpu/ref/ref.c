@@ -22,6 +22,15 @@ ht_status hti_ref_attention_backward(ht_context *ctx, const hti_attention_call *
     return HT_OK;
 }
 
+ht_status hti_ref_attention_pairs(ht_context *ctx, const hti_attention_call *call, int64_t sequence,
+                                  int64_t head, int8_t *out) {
+    const hti_ref_kernels *k = kernels(call->desc);
+    void *scratch;
+    TRY(hti_scratch(ctx, &scratch, k->pairs(call, sequence, head, out, NULL)));
+    k->pairs(call, sequence, head, out, scratch);
+    return HT_OK;
+}
+
 size_t hti_ref_cache_scratch(const ht_context *ctx, const hti_cache_call *call) {
     return (size_t)ctx->threads * kernels(call->a.desc)->cache_thread_bytes(call);
 }
