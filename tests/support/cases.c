@@ -320,7 +320,7 @@ static void add_open(case_list *list, test_case c, size_t dial, ht_dtype dtype) 
     c.query = HT_QUERY_FINE, c.open = with->open, c.leaf = with->leaf, c.peek = with->peek;
     c.dtype = dtype;
     if (dtype == HT_BF16) c.grid = 1;
-    if (c.grid && !c.causal) { /* a cluster cut short by the end has no exact score */
+    if (c.grid && !c.causal && c.length > 0) { /* one cut short by the end has no exact score */
         c.packed = 0;
         while (c.length & (c.length - 1)) c.length++;
     }
