@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "eval/distance.h"
 #include "eval/measure.h"
+#include "eval/needle.h"
 #include "run/linear.h"
 #include "run/rows.h"
 #include "run/score.h"
@@ -19,6 +20,7 @@ typedef struct eval_values {
     double holdout;
     int json, last, part, by_position;
     run_rows rows;
+    cli_ints needle, depth;
 } eval_values;
 
 static const char *const parts[] = {"train", "valid", "test", NULL};
@@ -43,6 +45,12 @@ static const cli_option options[] = {
     {"last", CLI_FLAG, offsetof(eval_values, last), .help = "the newest checkpoint, not the best"},
     {"by_position", CLI_FLAG, offsetof(eval_values, by_position),
      .help = "language models: loss by position in the context, too"},
+    {"needle", CLI_INTS, offsetof(eval_values, needle), "N", .min = NEEDLE_SHORTEST,
+     .max = 134217728,
+     .help = "language models of bytes: a number is hidden in texts of N bytes, of --data if "
+             "given, and asked for at their end; one length or a list"},
+    {"depth", CLI_INTS, offsetof(eval_values, depth), "D", "0,25,50,75,100", .max = 100,
+     .help = "needle: how deep in the text, in per cent; a list"},
     {"json", CLI_FLAG, offsetof(eval_values, json), .help = "one JSON object instead of text"},
     {"device", CLI_TEXT, offsetof(eval_values, device), "NAME",
      .help = "as in htransformer info; default auto"},
@@ -249,8 +257,49 @@ static bool open_data(ht_data **out, run_model *m, const eval_values *v, const h
     return true;
 }
 
+/* ---- the needle test ---- */
+
+/* One length: a model of its own, as what it holds depends on it. */
+static bool needle_length(needle_table *t, int i, needle_hay *hay, const eval_values *v, int *code,
+                          cli_error *error) {
+    enum { HAY = 1 << 26, ITEMS = 20 };
+    run_model m;
+    eval_values all = *v; /* --items are texts that are made */
+    ht_data *data = NULL;
+    int64_t length = t->lengths.at[i];
+    all.items = 0;
+    if (!run_open(&m, v->run, v->last, length, v->open, v->device, v->threads, code, error))
+        return false;
+    bool good = needle_fits(&m, error);
+    if (good && v->data && hay->count == 0)
+        good = open_data(&data, &m, &all, NULL, error) && needle_gather(hay, data, &m, HAY, error);
+    good = good && needle_measure(t->cell[i], &t->depths, &m, length, v->items ? v->items : ITEMS,
+                                  hay, error);
+    if (good && i + 1 == t->lengths.count && v->json) needle_json(t, m.path);
+    if (good && i + 1 == t->lengths.count && !v->json) needle_print(t, m.path);
+    ht_data_close(data);
+    run_close(&m);
+    return good;
+}
+
+static int run_needle(const eval_values *v) {
+    needle_table *t = calloc(1, sizeof *t);
+    needle_hay hay = {0};
+    cli_error error = {""};
+    int code = CLI_FAILED;
+    bool good = t || cli_fail(&error, "out of memory");
+    if (good) t->lengths = v->needle, t->depths = v->depth;
+    for (int i = 0; good && i < t->lengths.count; i++)
+        good = needle_length(t, i, &hay, v, &code, &error);
+    if (!good) cli_say("eval", "%s", error.text);
+    free(hay.bytes);
+    free(t);
+    return good ? CLI_OK : code;
+}
+
 static int run(const void *values) {
     const eval_values *v = values;
+    if (v->needle.count) return run_needle(v);
     run_model m;
     totals t = {0};
     ht_data *data = NULL;
@@ -284,7 +333,9 @@ const cli_command cli_eval = {
         "RUN is a run folder of train, or a checkpoint itself. Language models: bits per byte, "
         "loss and perplexity per token and per word; errors come from the spread over "
         "sequences. Of items that say which of their tokens count (copy, recall): accuracy by how "
-        "far back the answer stands.\n",
+        "far back the answer stands.\n"
+        "--needle says how often a language model finds a number that was said once, by the length "
+        "of the text and how deep the number lies; --items texts each, default 20.\n",
     .options = options,
     .word = "RUN",
     .word_offset = offsetof(eval_values, run),
