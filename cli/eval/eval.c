@@ -47,7 +47,7 @@ static const cli_option options[] = {
      .help = "language models: loss by position in the context, too"},
     {"needle", CLI_INTS, offsetof(eval_values, needle), "N", .min = NEEDLE_SHORTEST,
      .max = 134217728,
-     .help = "language models of bytes: a number is hidden in texts of N bytes, of --data if "
+     .help = "language models: a number is hidden in texts of N bytes, of --data if "
              "given, and asked for at their end; one length or a list"},
     {"depth", CLI_INTS, offsetof(eval_values, depth), "D", "0,25,50,75,100", .max = 100,
      .help = "needle: how deep in the text, in per cent; a list"},

@@ -67,31 +67,33 @@ int64_t needle_write(unsigned char *out, int64_t length, int64_t depth, int64_t 
 }
 
 bool needle_fits(const run_model *m, cli_error *error) {
-    if (!setting_is(m->config, "task", "language"))
-        return cli_fail(error, "--needle is for language models, the task of %s is %s", m->path,
-                        setting_word(m->config, "task"));
-    int64_t tokens = ht_tokenizer_vocab(m->tokenizer);
-    return tokens == 257 ||
-           cli_fail(error, "--needle is for models of bytes, %s has %" PRId64 " tokens", m->path,
-                    tokens);
+    return setting_is(m->config, "task", "language") ||
+           cli_fail(error, "--needle is for language models, the task of %s is %s", m->path,
+                    setting_word(m->config, "task"));
+}
+
+static bool add_hay(needle_hay *hay, const char *bytes, int64_t count, cli_error *error) {
+    if (hay->count + count > hay->room) {
+        int64_t room = 2 * (hay->count + count) + 4096;
+        unsigned char *more = realloc(hay->bytes, (size_t)room);
+        if (!more) return cli_fail(error, "out of memory");
+        hay->bytes = more, hay->room = room;
+    }
+    if (count > 0) memcpy(hay->bytes + hay->count, bytes, (size_t)count);
+    hay->count += count;
+    return true;
 }
 
 bool needle_gather(needle_hay *hay, ht_data *data, const run_model *m, int64_t most,
                    cli_error *error) {
     ht_batch batch = HT_BATCH_INIT;
     ht_status status = HT_OK;
-    while (hay->count < most && (status = ht_data_next(data, &batch)) == HT_OK) {
-        int64_t count = batch.cu_seqlens[batch.sequences];
-        if (hay->count + count > hay->room) {
-            hay->room = 2 * (hay->count + count);
-            unsigned char *more = realloc(hay->bytes, (size_t)hay->room);
-            if (!more) return cli_fail(error, "out of memory");
-            hay->bytes = more;
+    while (hay->count < most && (status = ht_data_next(data, &batch)) == HT_OK)
+        for (int64_t i = 0; i < batch.cu_seqlens[batch.sequences]; i++) {
+            size_t n;
+            const char *piece = ht_tokenizer_piece(m->tokenizer, batch.tokens[i], &n);
+            if (!add_hay(hay, piece, (int64_t)n, error)) return false;
         }
-        for (int64_t i = 0; i < count; i++) /* 0 begins a document */
-            if (batch.tokens[i] > 0)
-                hay->bytes[hay->count++] = (unsigned char)(batch.tokens[i] - 1);
-    }
     if (status != HT_OK && status != HT_END) return cli_fail(error, "%s", ht_context_error(m->ctx));
     return hay->count > 0 || cli_fail(error, "the data has no text to hide a number in");
 }
@@ -127,23 +129,35 @@ static void room_free(room *r) {
     free(r->losses);
 }
 
-/* Text i of the batch: token 0 and all bytes but the last; the answer's digits are what counts. */
-static void put_text(room *r, int64_t i, int64_t length) {
-    int32_t *tokens = r->tokens + i * length, *targets = r->targets + i * length;
-    for (int64_t t = 0; t < length; t++) {
-        tokens[t] = t == 0 ? 0 : r->text[t - 1] + 1;
-        targets[t] = t >= length - NEEDLE_DIGITS ? r->text[t] + 1 : -1;
+/* Text i of the batch: token 0 and all tokens but the last. Those that hold digits of the answer
+ * are what counts. */
+static bool put_text(room *r, int64_t i, int64_t length, run_model *m, cli_error *error) {
+    int32_t *tokens = r->tokens + r->starts[i], *targets = r->targets + r->starts[i];
+    int64_t count = 0, end = 0;
+    if (ht_tokenizer_encode(m->tokenizer, (const char *)r->text, (size_t)length, targets, length,
+                            &count) != HT_OK)
+        return cli_fail(error, "%s", ht_context_error(m->ctx));
+    for (int64_t t = 0; t < count; t++) {
+        size_t n;
+        ht_tokenizer_piece(m->tokenizer, targets[t], &n);
+        if (t + 1 < count) tokens[t + 1] = targets[t];
+        end += (int64_t)n;
+        if (end <= length - NEEDLE_DIGITS) targets[t] = -1;
     }
-    r->starts[i + 1] = (int32_t)((i + 1) * length);
+    tokens[0] = 0;
+    r->starts[i + 1] = r->starts[i] + (int32_t)count;
+    return true;
 }
 
-static void add_text(needle_cell *c, const room *r, int64_t i, int64_t length) {
-    int right = 0;
-    for (int64_t t = (i + 1) * length - NEEDLE_DIGITS; t < (i + 1) * length; t++)
-        right += r->right[t], c->loss += r->losses[t];
+static void add_text(needle_cell *c, const room *r, int64_t i) {
+    int tokens = 0, right = 0;
+    for (int32_t t = r->starts[i]; t < r->starts[i + 1]; t++) {
+        if (r->targets[t] < 0) continue;
+        tokens++, right += r->right[t], c->loss += r->losses[t];
+    }
     c->items++;
-    c->found += right == NEEDLE_DIGITS;
-    c->digits += NEEDLE_DIGITS;
+    c->found += right == tokens;
+    c->tokens += tokens;
     c->right += right;
 }
 
@@ -154,14 +168,14 @@ static bool measure_cell(needle_cell *c, room *r, run_model *m, int64_t batch, i
         r->starts[0] = 0;
         for (int64_t i = 0; i < count; i++) {
             needle_write(r->text, c->length, c->depth, done + i, hay);
-            put_text(r, i, c->length);
+            if (!put_text(r, i, c->length, m, error)) return false;
         }
         ht_batch b = HT_BATCH_INIT;
         b.sequences = count, b.tokens = r->tokens, b.targets = r->targets;
         b.cu_seqlens = r->starts;
         if (ht_trainer_guess(m->trainer, &b, r->losses, r->right) != HT_OK)
             return cli_fail(error, "%s", ht_context_error(m->ctx));
-        for (int64_t i = 0; i < count; i++) add_text(c, r, i, c->length);
+        for (int64_t i = 0; i < count; i++) add_text(c, r, i);
     }
     return true;
 }
@@ -181,7 +195,9 @@ bool needle_measure(needle_cell *cells, const cli_ints *depths, run_model *m, in
 
 /* ---- output ------------------------------------------------------------------------------ */
 
-static double bits_of(const needle_cell *c) { return c->loss / c->digits / log(2); }
+static double bits_of(const needle_cell *c) {
+    return c->loss / (c->items * NEEDLE_DIGITS) / log(2);
+}
 
 void needle_print(const needle_table *t, const char *model) {
     char line[32 * 24];
@@ -219,7 +235,7 @@ void needle_json(const needle_table *t, const char *model) {
             json_int(&json, "items", (int64_t)c->items);
             json_real(&json, "found", share);
             json_real(&json, "found_error", sqrt(share * (1 - share) / c->items));
-            json_real(&json, "digits_right", c->right / c->digits);
+            json_real(&json, "tokens_right", c->right / c->tokens);
             json_real(&json, "bits_per_digit", bits_of(c));
             json_close(&json, '}');
         }

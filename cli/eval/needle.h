@@ -1,6 +1,5 @@
 /*
- * The needle test: a number is said once in a long text, and asked for at its end. Texts of bytes,
- * so for language models of bytes.
+ * The needle test: a number is said once in a long text, and asked for at its end.
  */
 #ifndef CLI_EVAL_NEEDLE_H
 #define CLI_EVAL_NEEDLE_H
@@ -27,7 +26,7 @@ int64_t needle_write(unsigned char *out, int64_t length, int64_t depth, int64_t 
 typedef struct needle_cell {
     int64_t length, depth;
     double items, found;        /* texts, and those whose number is wholly right */
-    double digits, right, loss; /* of all digits */
+    double tokens, right, loss; /* of all tokens that answer */
 } needle_cell;
 
 typedef struct needle_table {
@@ -35,13 +34,12 @@ typedef struct needle_table {
     needle_cell cell[32][32]; /* [length, depth] */
 } needle_table;
 
-/* One length: m has been opened for it; hay may be empty. */
+/* One length: m has been opened for as many tokens; hay may be empty. */
 bool needle_measure(needle_cell *cells, const cli_ints *depths, run_model *m, int64_t length,
                     int64_t items, const needle_hay *hay, cli_error *error);
 /* Bytes of the data, at most `most`, into the hay. */
 bool needle_gather(needle_hay *hay, ht_data *data, const run_model *m, int64_t most,
                    cli_error *error);
-/* Is the model one of bytes? */
 bool needle_fits(const run_model *m, cli_error *error);
 
 void needle_print(const needle_table *t, const char *model);
