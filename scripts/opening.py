@@ -8,8 +8,9 @@
 A name is TASK-LENGTH-WAY[-OPTION ...]. TASK: copy, recall, or lm (Wikipedia's bytes). WAY: full,
 local, first (the paper's causal queries), fine (each row its own), kN (fine, and N clusters
 opened). OPTION: peekP (0: the mean alone), leafW, bB (block; 8 up to a length of 256, else 16), sS
-(seed), warmP (everything is opened for the first P per cent of the steps), small (2 layers of
-width 128, as up to a length of 256; else 4 of 256).
+(seed), warmP (everything is opened for the first P per cent of the steps), turn (rotary positions
+on all levels, as full and local have them; else on level 0), small (2 layers of width 128, as up to
+a length of 256; else 4 of 256).
 
 Settings, as variables: DEVICE (cpu), PROGRAM (build/htransformer), THREADS (of a run: 0, all), JOBS
 (runs at once: 1), STEPS (2500; lm 3000), TIME (seconds of a run's training, instead of STEPS),
@@ -50,12 +51,13 @@ def names():
     for task in ("copy", "recall"):
         for way in ("full", "fine", "first", "local", "k4", "k8", "k16"):
             yield from ("%s-256-%s-s%d" % (task, way, seed) for seed in (1, 2, 3))
-        for option in ("peek0", "peek1", "leaf16", "warm20", "warm40"):
+        for option in ("turn", "peek0", "peek1", "leaf16", "warm20", "warm40"):
             yield from ("%s-256-k8-%s-s%d" % (task, option, seed) for seed in (1, 2, 3))
         for length in (512, 1024, 4096, 16384, 65536):
             for way in ("full", "fine", "first", "local", "k4", "k8", "k16"):
                 yield "%s-%d-%s" % (task, length, way)
-            yield from ("%s-%d-k8-%s" % (task, length, x) for x in ("peek0", "peek1", "leaf16"))
+            yield from ("%s-%d-k8-%s" % (task, length, x)
+                        for x in ("turn", "peek0", "peek1", "leaf16"))
     for block in (16, 32, 64):
         yield from ("lm-4096-%s-b%d" % (way, block) for way in ("fine", "k8", "k16", "local"))
     yield "lm-4096-full"
@@ -68,13 +70,13 @@ def parse(name):
         sys.exit("opening: no run is called '%s'; scripts/opening.py list" % name)
     task, length, way, options = match.groups()
     run = dict(run=name, task=task, length=int(length), way=way, open=0, peek=2, leaf=8, seed=1,
-               warm=0, small=int(length) <= 256, block=8 if int(length) <= 256 else 16)
+               warm=0, turn=False, small=int(length) <= 256, block=8 if int(length) <= 256 else 16)
     if way[0] == "k":
         run["open"] = int(way[1:])
     for option in filter(None, options.split("-")):
         word, number = re.fullmatch(r"([a-z]+)(\d*)", option).groups()
         key = {"b": "block", "s": "seed"}.get(word, word)
-        if key not in ("peek", "leaf", "block", "seed", "warm", "small"):
+        if key not in ("peek", "leaf", "block", "seed", "warm", "turn", "small"):
             sys.exit("opening: '%s' in '%s' is no option" % (option, name))
         run[key] = int(number) if number else True
     return run
@@ -84,7 +86,7 @@ def flags(run):
     """Of train, but for folder, device, steps and what is opened."""
     kind = {"full": ["full"], "local": ["local"], "first": ["hierarchical", "--query", "first"]}
     kind = kind.get(run["way"], ["hierarchical", "--query", "fine"])
-    rotary = "all" if run["way"] in ("full", "local") else "level0"
+    rotary = "all" if run["turn"] or run["way"] in ("full", "local") else "level0"
     batch = SET("BATCH", str(max(1, min(16, 65536 // run["length"]))))
     out = ["--attention", *kind, "--block", run["block"], "--rotary", rotary, "--length",
            run["length"], "--batch", batch, "--seed", run["seed"], "--threads", SET("THREADS", "0")]
@@ -190,7 +192,8 @@ def commit():
 def line_of(run, folder):
     config = json.load(open(folder / "config.json"))
     log, fresh = log_of(folder), int(SET("FRESH", "500"))
-    keys = ("attention", "query", "layers", "width", "batch", "dtype", "optimizer", "rate")
+    keys = ("attention", "query", "rotary", "layers", "width", "batch", "dtype", "optimizer",
+            "rate")
     steps = [x["ms"] for x in log if "ms" in x]
     out = dict(run, commit=commit(), device=DEVICE, machine=machine(),
                **{key: config[key] for key in keys}, steps=last_step(folder),

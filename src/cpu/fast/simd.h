@@ -11,6 +11,7 @@
  *                                memory beyond n is not touched
  *     vf_set1, vf_zero
  *     vf_add, vf_sub, vf_mul, vf_div
+ *     vf_sqrt                    rounded
  *     vf_max, vf_min             of NaN: the second operand
  *     vf_less(a, b)              bit i is set where lane i of a is below that of b, not of NaN
  *     vf_fma(a, b, c)            a*b + c, rounded once

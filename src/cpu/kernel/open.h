@@ -225,23 +225,55 @@ static void mean_moments(moments *m) {
     for (int i = 0; i < TILE; i++) m->mean[i] = m->sum[i] / m->all;
 }
 
-/* Score and mean of a cluster in all lanes from its sub-clusters' logits s. Of two that weigh the
- * same, mean and deviation make the larger one. */
-static void score_met(float *score, float *mean, const float *s, const float *n, int64_t count) {
-    if (count == 2 && n[0] == n[1]) {
-        for (int x = 0; x < TILE; x += VW) {
-            vf a = vf_load(s + x), b = vf_load(s + TILE + x), both = vf_add(a, b);
-            vf y = vf_fma(vf_zero(), both, vf_max(a, b)); /* NaN and infinities make NaN */
-            vf_store(score + x, vf_max(y, vf_set1(-INFINITY)));
-            vf_store(mean + x, vf_mul(vf_set1(0.5f), both));
-        }
-        return;
+/* Score and mean in the lanes `bits`, NaN as the lowest score. */
+INLINE void put_scores(float *score, float *mean, uint32_t bits, vf y, vf m) {
+    vf_store(score, vf_pick(bits, vf_max(y, vf_set1(-INFINITY)), vf_load(score)));
+    vf_store(mean, vf_pick(bits, m, vf_load(mean)));
+}
+
+/* Of two sub-clusters that weigh the same, mean and deviation make the larger one. */
+INLINE void put_halves(float *score, float *mean, uint32_t lanes, const float *s) {
+    UNROLL for (int x = 0; x < TILE; x += VW) {
+        vf a = vf_load(s + x), b = vf_load(s + TILE + x), both = vf_add(a, b);
+        vf y = vf_fma(vf_zero(), both, vf_max(a, b)); /* NaN and infinities make NaN */
+        put_scores(score + x, mean + x, lanes >> x, y, vf_mul(vf_set1(0.5f), both));
     }
-    moments m = {0};
-    add_moments(&m, s, n, count, 0);
-    mean_moments(&m);
-    add_moments(&m, s, n, count, 1);
-    end_moments(score, mean, &m);
+}
+
+/* Of four that weigh the same. */
+INLINE void put_quarters(float *score, float *mean, uint32_t lanes, const float *s) {
+    UNROLL for (int x = 0; x < TILE; x += VW) {
+        vf a[4], quarter = vf_set1(0.25f), square = vf_zero();
+        UNROLL for (int j = 0; j < 4; j++) a[j] = vf_load(s + j * TILE + x);
+        vf m = vf_mul(quarter, vf_add(vf_add(a[0], a[1]), vf_add(a[2], a[3])));
+        UNROLL for (int j = 0; j < 4; j++) {
+            vf off = vf_sub(a[j], m);
+            square = vf_fma(off, off, square);
+        }
+        put_scores(score + x, mean + x, lanes >> x, vf_add(m, vf_sqrt(vf_mul(quarter, square))), m);
+    }
+}
+
+static int all_equal(const float *n, int64_t count) {
+    for (int64_t j = 1; j < count; j++)
+        if (n[j] != n[0]) return 0;
+    return 1;
+}
+
+/* Score and mean of a cluster in all lanes from its sub-clusters' logits s. */
+static void score_met(float *score, float *mean, const float *s, const float *n, int64_t count) {
+    enum { EVERY = (1u << TILE) - 1 };
+    if (count == 2 && n[0] == n[1]) {
+        put_halves(score, mean, EVERY, s);
+    } else if (count == 4 && all_equal(n, 4)) {
+        put_quarters(score, mean, EVERY, s);
+    } else {
+        moments m = {0};
+        add_moments(&m, s, n, count, 0);
+        mean_moments(&m);
+        add_moments(&m, s, n, count, 1);
+        end_moments(score, mean, &m);
+    }
 }
 
 /* Logits of sub-clusters b0 ... of all lanes. */
@@ -329,37 +361,73 @@ INLINE void put_score(chooser *o, int64_t slot, int i, float score, float mean) 
     o->lane[slot] |= 1u << i;
 }
 
-/* Two halves that weigh the same, as in score_met. */
-INLINE void put_halves(chooser *o, int64_t slot, int i, const float s[2]) {
-    float both = s[0] + s[1];
-    put_score(o, slot, i, (s[0] > s[1] ? s[0] : s[1]) + 0 * both, 0.5f * both);
-}
-
-/* Slot of lane i's pair x. */
-INLINE int64_t pair_slot(const chooser *o, int i, int x) {
-    return x < o->left[i] ? 2 * x : o->after + 2 * (x - o->left[i]);
-}
-
-/* Children c, c + 1 of what lane i opened above. */
+/* Children c, c + 1 of what lane i opened above, whatever they weigh. */
 static void score_pair(chooser *o, const opening *g, const hti_seq *s, int l, const sublevel *of,
                        int i, int64_t c, int64_t slot) {
-    const hti_shape *z = &g->w.z;
-    const float *q = o->rows + i * z->dp, *n = g->w.t.key_n + s->count_at[l];
-    const float *m = of->n + (c << of->shift);
-    if (of->shift == 1 && 2 * c + 4 <= of->clusters && m[0] > 0 && m[2] > 0 && m[0] == m[1] &&
-        m[2] == m[3]) { /* nearly always */
-        const float *k = of->k + 2 * c * z->dp;
-        float out[4];
-        dots4(out, q, k, k + z->dp, k + 2 * z->dp, k + 3 * z->dp, z->dw);
-        put_halves(o, slot, i, out);
-        put_halves(o, slot + 1, i, out + 2);
-        return;
-    }
+    const float *q = o->rows + i * g->w.z.dp, *n = g->w.t.key_n + s->count_at[l];
     for (int e = 0; e < 2 && c + e < s->clusters[l]; e++) {
         float mean = 0, score;
         if (n[c + e] == 0) continue;
-        score = score_row(&mean, q, z, of, c + e);
+        score = score_row(&mean, q, &g->w.z, of, c + e);
         put_score(o, slot + e, i, score, mean);
+    }
+}
+
+/* A lane's logits with 2 `SUBS_OF` rows that lie side by side, `width` columns. */
+INLINE void pair_logits_of(const int SUBS_OF, float *out, const float *q, const float *k,
+                           int64_t stride, int64_t width) {
+    float sums[4];
+    UNROLL for (int j = 0; j < 2 * SUBS_OF; j += 4) {
+        const float *row = k + j * stride;
+        dots4(sums, q, row, row + stride, row + 2 * stride, row + 3 * stride, width);
+        UNROLL for (int r = 0; r < 4; r++) out[(j + r) * TILE] = sums[r];
+    }
+}
+
+INLINE void pair_logits(const int SUBS_OF, float *out, const float *q, const float *k,
+                        int64_t stride, int64_t width) {
+    switch (width) {
+    case 32: pair_logits_of(SUBS_OF, out, q, k, stride, 32); break;
+    case 64: pair_logits_of(SUBS_OF, out, q, k, stride, 64); break;
+    case 128: pair_logits_of(SUBS_OF, out, q, k, stride, 128); break;
+    default: pair_logits_of(SUBS_OF, out, q, k, stride, width); break;
+    }
+}
+
+/* Number x of the pairs of all lanes that lie left of what is met, or right of it, into two slots.
+ * Where no row of a pair is missing, which is nearly always, its sub-clusters weigh the same. */
+static void score_pairs(chooser *o, const opening *g, const hti_seq *s, int l, const sublevel *of,
+                        int right, int x) {
+    const hti_shape *z = &g->w.z;
+    const float *n = g->w.t.key_n + s->count_at[l], whole = (float)((int64_t)1 << l);
+    int64_t slot = (right ? o->after : 0) + 2 * x;
+    float sub[8 * TILE] = {0}, *score = o->score + slot * TILE, *mean = o->mean + slot * TILE;
+    uint32_t even = 0;
+    for (int i = 0; i < TILE; i++) {
+        int at = right ? o->left[i] + x : x;
+        if (at >= (right ? o->pairs[i] : o->left[i])) continue;
+        int64_t c = o->pair[i * g->open + at];
+        if (of->shift < 1 || of->shift > 2 || c + 1 >= s->clusters[l] || n[c] != whole ||
+            n[c + 1] != whole) {
+            score_pair(o, g, s, l, of, i, c, slot);
+            continue;
+        }
+        const float *k = of->k + (c << of->shift) * z->dp, *q = o->rows + i * z->dp;
+        if (of->shift == 1) {
+            pair_logits(2, sub + i, q, k, z->dp, z->dw);
+        } else {
+            pair_logits(4, sub + i, q, k, z->dp, z->dw);
+        }
+        even |= 1u << i;
+    }
+    o->lane[slot] |= even;
+    o->lane[slot + 1] |= even;
+    for (int e = 0; even && e < 2; e++) {
+        if (of->shift == 1) {
+            put_halves(score + e * TILE, mean + e * TILE, even, sub + e * 2 * TILE);
+        } else {
+            put_quarters(score + e * TILE, mean + e * TILE, even, sub + e * 4 * TILE);
+        }
     }
 }
 
@@ -382,9 +450,8 @@ static void score_level(chooser *o, tile *t, const opening *g, const hti_seq *s,
     o->count = o->after + 2 * right;
     clear_slots(o, 0, o->before);
     clear_slots(o, o->after, o->count);
-    for (int i = 0; i < TILE; i++)
-        for (int x = 0; x < o->pairs[i]; x++)
-            score_pair(o, g, s, l, &of, i, o->pair[i * g->open + x], pair_slot(o, i, x));
+    for (int x = 0; x < left; x++) score_pairs(o, g, s, l, &of, 0, x);
+    for (int x = 0; x < right; x++) score_pairs(o, g, s, l, &of, 1, x);
     int64_t slot = o->before;
     for (int i = 0; i < o->segs.count; slot += o->segs.seg[i++].count)
         score_segment(o, t, g, s, l, &of, &o->segs.seg[i], slot);
@@ -499,7 +566,7 @@ static float factor_of(const tile *t, int level, int64_t row, int64_t c) {
     return w.w[c % 4] < d->threshold ? 0 : d->kept;
 }
 
-static void gather_one(chooser *o, const opening *g, const tile *t, const hti_seq *s, int i, int l,
+INLINE void gather_one(chooser *o, const opening *g, const tile *t, const hti_seq *s, int i, int l,
                        int64_t c, int64_t row, float logit) {
     int64_t to = i * g->room + o->gathered[i]++;
     o->at[to] = (uint32_t)(s->row_at[l] + c);
@@ -507,22 +574,45 @@ static void gather_one(chooser *o, const opening *g, const tile *t, const hti_se
     if (o->factor) o->factor[to] = factor_of(t, l, row, c);
 }
 
-/* Children that are not opened. */
+/* Children that are not opened, of the slots left of what is met, or of those right of it. */
+static void gather_slots(chooser *o, const opening *g, const tile *t, const hti_seq *s, int l,
+                         int64_t c0, const float *rel, int right) {
+    const float *log = g->w.t.key_log + s->count_at[l];
+    int64_t first = right ? o->after : 0, end = right ? o->count : o->before;
+    for (int64_t slot = first; slot < end; slot++) {
+        const float *mean = o->mean + slot * TILE;
+        int64_t x = (slot - first) / 2, e = (slot - first) % 2;
+        for (uint32_t lanes = o->lane[slot] & ~o->opened[slot]; lanes; lanes &= lanes - 1) {
+            int i = __builtin_ctz(lanes);
+            int64_t c = o->pair[i * g->open + (right ? o->left[i] + x : x)] + e;
+            float logit = g->factor * mean[i] + log[c];
+            logit += rel_at(g, rel, ((c0 + i) >> l) - c);
+            gather_one(o, g, t, s, i, l, c, c0 + i, logit);
+        }
+    }
+}
+
 static void gather_children(chooser *o, const opening *g, const tile *t, const hti_seq *s, int l,
                             int64_t c0, const float *rel) {
-    const float *log = g->w.t.key_log + s->count_at[l];
-    for (int i = 0; i < TILE; i++) {
-        for (int x = 0; x < o->pairs[i]; x++) {
-            int64_t slot = pair_slot(o, i, x), c = o->pair[i * g->open + x];
-            for (int e = 0; e < 2; e++) {
-                if (!((o->lane[slot + e] & ~o->opened[slot + e]) >> i & 1)) continue;
-                float logit = g->factor * o->mean[(slot + e) * TILE + i] + log[c + e];
-                logit += rel_at(g, rel, ((c0 + i) >> l) - (c + e));
-                gather_one(o, g, t, s, i, l, c + e, c0 + i, logit);
-            }
-        }
+    gather_slots(o, g, t, s, l, c0, rel, 0);
+    gather_slots(o, g, t, s, l, c0, rel, 1);
+    for (int i = 0; i < TILE; i++)
         if (o->pairs[i] > 0) o->far[i] = o->gathered[i]; /* no leaf is above a child */
+}
+
+/* The rows of a leaf; their logits come later. */
+INLINE void gather_leaf(chooser *o, const opening *g, const tile *t, const hti_seq *s, int i, int l,
+                        int64_t c, int64_t row) {
+    const float *n = g->w.t.key_n + s->count_at[0];
+    int64_t lo = c << l, count = least((int64_t)1 << l, s->length - lo);
+    uint32_t *to = o->at + i * g->room + o->gathered[i], first = (uint32_t)(s->row_at[0] + lo);
+    if (!o->factor && g->w.t.key_n[s->count_at[l] + c] == (float)count) {
+        for (int64_t j = 0; j < count; j++) to[j] = first + (uint32_t)j;
+        o->gathered[i] += count;
+        return;
     }
+    for (int64_t j = lo; j < lo + count; j++)
+        if (n[j] > 0) gather_one(o, g, t, s, i, 0, j, row, 0);
 }
 
 /* Lane i opens cluster c: its rows are gathered, or its children wait. */
@@ -533,9 +623,7 @@ INLINE void open_one(chooser *o, const opening *g, const tile *t, const hti_seq 
         next_left[i] += 2 * c < row >> (l - 1);
         return;
     }
-    const float *n = g->w.t.key_n + s->count_at[0];
-    for (int64_t j = c << l; j < least((c + 1) << l, s->length); j++)
-        if (n[j] > 0) gather_one(o, g, t, s, i, 0, j, row, 0);
+    gather_leaf(o, g, t, s, i, l, c, row);
 }
 
 /* Goes over the slots in the order of clusters. */
