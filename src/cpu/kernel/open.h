@@ -37,6 +37,7 @@ typedef struct chooser {
     int pairs[TILE], left[TILE];       /* of each lane; left of what is met */
     int64_t before, after;             /* slots before and behind those met */
     int64_t count;                     /* slots */
+    float *sums;                       /* [TILE][TILE] */
     uint32_t *at;                      /* [TILE][room] rows of the pyramid */
     float *logit, *factor;             /* [TILE][room]; factor: dropout's, or NULL */
     int64_t gathered[TILE], far[TILE]; /* entries; of them clusters, which come first */
@@ -75,6 +76,7 @@ static void chooser_take(chooser *o, hti_arena *c, const opening *g) {
     o->rows = hti_take(c, TILE * g->w.z.dp, sizeof(float));
     o->score = hti_take(c, g->slots * TILE, sizeof(float));
     o->mean = hti_take(c, g->slots * TILE, sizeof(float));
+    o->sums = hti_take(c, TILE * TILE, sizeof(float));
     o->lane = hti_take(c, g->slots, sizeof(uint32_t));
     o->opened = hti_take(c, g->slots, sizeof(uint32_t));
     o->pair = hti_take(c, TILE * g->open, sizeof(int64_t));
@@ -373,62 +375,87 @@ static void score_pair(chooser *o, const opening *g, const hti_seq *s, int l, co
     }
 }
 
-/* A lane's logits with 2 `SUBS_OF` rows that lie side by side, `width` columns. */
-INLINE void pair_logits_of(const int SUBS_OF, float *out, const float *q, const float *k,
-                           int64_t stride, int64_t width) {
-    float sums[4];
-    UNROLL for (int j = 0; j < 2 * SUBS_OF; j += 4) {
-        const float *row = k + j * stride;
-        dots4(sums, q, row, row + stride, row + 2 * stride, row + 3 * stride, width);
-        UNROLL for (int r = 0; r < 4; r++) out[(j + r) * TILE] = sums[r];
+/* Pairs of some lanes: row `at` of the sub-clusters is the first of each. */
+typedef struct pair_list {
+    int64_t at[TILE];
+    int lane[TILE], count;
+} pair_list;
+
+/* Logits of the pairs' `rows` sub-clusters, of lane i into row i of sums [TILE][TILE]. */
+INLINE void pair_sums(float *sums, const pair_list *p, const float *q, const float *k,
+                      int64_t stride, int64_t width, const int rows) {
+    for (int j = 0; j < p->count; j++) {
+        const float *row = k + p->at[j] * stride, *own = q + p->lane[j] * stride;
+        float *to = sums + p->lane[j] * TILE;
+        UNROLL for (int r = 0; r < rows; r += 4, row += 4 * stride) {
+            dots4(to + r, own, row, row + stride, row + 2 * stride, row + 3 * stride, width);
+        }
     }
 }
 
-INLINE void pair_logits(const int SUBS_OF, float *out, const float *q, const float *k,
-                        int64_t stride, int64_t width) {
-    switch (width) {
-    case 32: pair_logits_of(SUBS_OF, out, q, k, stride, 32); break;
-    case 64: pair_logits_of(SUBS_OF, out, q, k, stride, 64); break;
-    case 128: pair_logits_of(SUBS_OF, out, q, k, stride, 128); break;
-    default: pair_logits_of(SUBS_OF, out, q, k, stride, width); break;
+INLINE void pair_sums_at(float *sums, const pair_list *p, const float *q, const float *k,
+                         int64_t stride, int64_t width, const int rows) {
+    switch (stride == width ? width : 0) {
+    case 32: pair_sums(sums, p, q, k, 32, 32, rows); break;
+    case 64: pair_sums(sums, p, q, k, 64, 64, rows); break;
+    case 128: pair_sums(sums, p, q, k, 128, 128, rows); break;
+    default: pair_sums(sums, p, q, k, stride, width, rows); break;
     }
 }
 
-/* Number x of the pairs of all lanes that lie left of what is met, or right of it, into two slots.
- * Where no row of a pair is missing, which is nearly always, its sub-clusters weigh the same. */
+/* The first 8 columns of sums [TILE][TILE] as rows. */
+INLINE void turn_sums(float *sub, const float *sums) {
+    UNROLL for (int x = 0; x < TILE; x += VW) {
+        vf r[VW];
+        UNROLL for (int i = 0; i < VW; i++) r[i] = vf_load(sums + (x + i) * TILE);
+        vf_transpose(r);
+        UNROLL for (int j = 0; j < 8; j++) vf_store(sub + j * TILE + x, r[j]);
+    }
+}
+
+/* Scores of the pairs in the lanes `even`, whose sub-clusters all weigh the same, into two slots.
+ */
+static void score_even(chooser *o, const hti_shape *z, const sublevel *of, const pair_list *p,
+                       uint32_t even, int64_t slot) {
+    float sub[8 * TILE], *score = o->score + slot * TILE, *mean = o->mean + slot * TILE;
+    if (of->shift == 1) {
+        pair_sums_at(o->sums, p, o->rows, of->k, z->dp, z->dw, 4);
+    } else {
+        pair_sums_at(o->sums, p, o->rows, of->k, z->dp, z->dw, 8);
+    }
+    turn_sums(sub, o->sums);
+    for (int e = 0; e < 2; e++, score += TILE, mean += TILE) {
+        o->lane[slot + e] |= even;
+        if (of->shift == 1) {
+            put_halves(score, mean, even, sub + e * 2 * TILE);
+        } else {
+            put_quarters(score, mean, even, sub + e * 4 * TILE);
+        }
+    }
+}
+
+/* Number x of the pairs of all lanes that lie left of what is met, or right of it. Where no row of
+ * a pair is missing, which is nearly always, its sub-clusters weigh the same. */
 static void score_pairs(chooser *o, const opening *g, const hti_seq *s, int l, const sublevel *of,
                         int right, int x) {
-    const hti_shape *z = &g->w.z;
     const float *n = g->w.t.key_n + s->count_at[l], whole = (float)((int64_t)1 << l);
     int64_t slot = (right ? o->after : 0) + 2 * x;
-    float sub[8 * TILE] = {0}, *score = o->score + slot * TILE, *mean = o->mean + slot * TILE;
+    int quick = of->shift == 1 || of->shift == 2;
     uint32_t even = 0;
+    pair_list p = {.count = 0};
     for (int i = 0; i < TILE; i++) {
         int at = right ? o->left[i] + x : x;
         if (at >= (right ? o->pairs[i] : o->left[i])) continue;
         int64_t c = o->pair[i * g->open + at];
-        if (of->shift < 1 || of->shift > 2 || c + 1 >= s->clusters[l] || n[c] != whole ||
-            n[c + 1] != whole) {
+        if (quick && c + 1 < s->clusters[l] && n[c] == whole && n[c + 1] == whole) {
+            even |= 1u << i;
+            p.lane[p.count] = i;
+            p.at[p.count++] = c << of->shift;
+        } else {
             score_pair(o, g, s, l, of, i, c, slot);
-            continue;
-        }
-        const float *k = of->k + (c << of->shift) * z->dp, *q = o->rows + i * z->dp;
-        if (of->shift == 1) {
-            pair_logits(2, sub + i, q, k, z->dp, z->dw);
-        } else {
-            pair_logits(4, sub + i, q, k, z->dp, z->dw);
-        }
-        even |= 1u << i;
-    }
-    o->lane[slot] |= even;
-    o->lane[slot + 1] |= even;
-    for (int e = 0; even && e < 2; e++) {
-        if (of->shift == 1) {
-            put_halves(score + e * TILE, mean + e * TILE, even, sub + e * 2 * TILE);
-        } else {
-            put_quarters(score + e * TILE, mean + e * TILE, even, sub + e * 4 * TILE);
         }
     }
+    if (even) score_even(o, &g->w.z, of, &p, even, slot);
 }
 
 static void clear_slots(chooser *o, int64_t from, int64_t to) {
