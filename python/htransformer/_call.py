@@ -98,10 +98,12 @@ def options(causal=False, mode=None, block=16, kind="hierarchical", scale=None, 
 
 
 def _opening(clusters, leaf, peek):
-    """As the library counts: its peek of 0 is the default, and none is -1."""
-    for name, value in (("open", clusters), ("open_leaf", leaf), ("open_peek", peek)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise InvalidError("%s must be a whole number >= 0, got %r" % (name, value))
+    """As the library counts: its peek of 0 is the default, and none is -1 (as on the command
+    line); here 0 is none, too."""
+    for name, value, least in (("open", clusters, 0), ("open_leaf", leaf, 0),
+                               ("open_peek", peek, -1)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidError("%s must be a whole number >= %d, got %r" % (name, least, value))
     return (clusters, leaf, peek or -1) if clusters else (0, 0, 0)
 
 

@@ -94,6 +94,46 @@ def one_head(q, k, v, *, block=16, causal=False, mode="mean", kind="hierarchical
     return p @ v / np.where(total > 0, total, 1)[:, None], lse
 
 
+def score(q, k, valid, level, cluster, peek, scale):
+    """Mean of the logits of a cluster, and how far those `peek` levels below it lie apart."""
+    below = max(level - peek, 0)
+    mean, count = cluster_means(k, valid, below)
+    inside = slice(cluster << (level - below), (cluster + 1) << (level - below))
+    n, s = count[inside], scale * mean[inside] @ q
+    middle = (n * s).sum() / n.sum()
+    return middle + np.sqrt((n * (s - middle) ** 2).sum() / n.sum())
+
+
+def opened_row(i, meet, q, k, valid, open, leaf, peek, scale, causal):
+    """[length]: how row i meets the others, -1 not, 0 row by row, l as part of a cluster; rows of
+    opened clusters are -2."""
+    row = np.where(valid & ((np.arange(len(k)) <= i) | (not causal)), meet[i], -1)
+    for level in range(row.max(initial=0), 0, -1):
+        found = sorted({j >> level for j in np.flatnonzero(row == level)})
+        best = sorted(found, key=lambda c: (-score(q, k, valid, level, c, peek, scale), c))
+        for c in best[:open]:
+            rows = np.arange(c << level, min((c + 1) << level, len(k)))
+            rows = rows[row[rows] == level]
+            row[rows] = -2 if 1 << level <= leaf or level == 1 else level - 1
+    return row
+
+
+def opened(q, k, v, *, block, open, leaf=8, peek=2, causal=False, k_valid=None):
+    """One head whose rows open clusters, by a loop over the rows."""
+    valid = np.ones(len(k), bool) if k_valid is None else k_valid.astype(bool)
+    k, v = np.where(valid[:, None], k, 0), np.where(valid[:, None], v, 0)
+    meet, scale, z = level_of_pairs(len(q), block), 1 / np.sqrt(q.shape[1]), np.zeros_like(v)
+    means = [cluster_means(k, valid, level)[0] for level in range(meet.max() + 1)]
+    for i in range(len(q)):
+        row = opened_row(i, meet, q[i], k, valid, open, leaf, peek, scale, causal)
+        seen = np.flatnonzero(row != -1)
+        keys = np.array([means[max(row[j], 0)][j >> max(row[j], 0)] for j in seen])
+        if len(seen):
+            p = np.exp(scale * keys @ q[i])
+            z[i] = p @ v[seen] / p.sum()
+    return z
+
+
 def attention(q, k, v, *, bias=None, key_mask=None, query_mask=None, **options):
     """z (batch, length, heads, dim) and lse (batch, heads, length); heads may share keys."""
     batch, length, heads, _ = q.shape

@@ -64,6 +64,28 @@ def test_open(random, causal):
     assert far[0] > far[1] > far[2] > 0
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("open, leaf, peek", [(1, 1, 1), (2, 4, 2), (3, 8, 0), (5, 2, 3)])
+@pytest.mark.parametrize("length", [9, 77, 130])
+def test_opened(random, length, open, leaf, peek, causal):
+    q, k, v = (x.astype(float) for x in random(*[(1, length, 1, 6)] * 3))
+    mask = np.arange(length)[None] % 5 != 3
+    want = oracle.opened(q[0, :, 0], k[0, :, 0], v[0, :, 0], block=4, open=open, leaf=leaf,
+                         peek=peek, causal=causal, k_valid=mask[0])
+    found = htransformer.attention(q, k, v, block=4, mode="fine", causal=causal, open=open,
+                                   open_leaf=leaf, open_peek=peek, key_mask=mask)
+    assert np.abs(found[0, :, 0] - want).max() < 1e-13
+
+
+def test_mean_alone(random):
+    """A peek of 0 is -1 to the library."""
+    x = random(*[(1, 90, 2, 8)] * 3)
+    how = {"block": 4, "mode": "fine", "open": 2}
+    none = htransformer.attention(*x, open_peek=0, **how)
+    assert np.array_equal(none, htransformer.attention(*x, open_peek=-1, **how))
+    assert not np.array_equal(none, htransformer.attention(*x, open_peek=1, **how))
+
+
 def test_masked_entries_are_never_looked_at(random):
     q, k, v = random(*[(1, 40, 1, 4)] * 3)
     mask = np.ones((1, 40), bool)
