@@ -21,7 +21,7 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PARTS = ["rate", "full", "eager", "scaling", "threads", "memory", "decode"]
+PARTS = ["rate", "full", "eager", "scaling", "threads", "memory", "decode", "open"]
 HEADS, DIM, BLOCK, THREADS, MILLION = 8, 64, 16, 2, 1 << 20
 
 
@@ -104,6 +104,23 @@ class Bars:
                                               short["us_per_token"], long["us_per_token"]))
         self.line("decode, rows of state at context 1,048,576", [long["state_rows"]],
                   2 * BLOCK * 16, False)
+
+    def open(self):
+        """Rows are random, so that neighbours choose different clusters: the slowest case."""
+        faster, longer, later = [], [], []
+        for _ in range(self.o.rounds):
+            full = self.bench("attention", "--kind", "full", "--causal", "--length", "16384",
+                              "--repeat", "1")
+            x = self.bench("attention", "--causal", "--open", "8", "--length", "16384,65536",
+                           "--repeat", "1")
+            faster.append(full["forward", 16384]["ms"] / x["forward", 16384]["ms"])
+            longer.append(x["forward", 65536]["ms"] / x["forward", 16384]["ms"] / 4)
+        for _ in range(min(self.o.rounds, 3)):  # two heads: a context of a million takes 6 GiB
+            x = self.bench("decode", "--open", "8", "--heads", "2", "--length", "4096,1048576")
+            later.append(x["decode", 4096]["us_per_token"] / x["decode", MILLION]["us_per_token"])
+        self.line("full over open 8, causal, forward, L 16,384", faster, 8, True)
+        self.line("open 8, a row at L 65,536 over one at 16,384", longer, 1.3, False)
+        self.line("decode, open 8, tokens/s at 1,048,576 over 4,096", later, 0.4, True)
 
     def eager(self):
         if importlib.util.find_spec("torch") is None:

@@ -132,9 +132,9 @@ def train(run, folder):
         if begun and last_step(folder) >= until:
             continue
         how = ["--resume"] if begun else flags(run)
-        if run["way"][0] == "k":
-            how += ["--open", clusters, "--open_leaf", run["leaf"], "--open_peek",
-                    run["peek"] or -1]
+        how += ["--open", clusters]
+        if clusters:
+            how += ["--open_leaf", run["leaf"], "--open_peek", run["peek"] or -1]
         every = max(1, steps // int(SET("POINTS", "10")))
         how += ["--steps", until, "--eval_every", every, "--eval_items", 64 if run["task"] == "lm"
                 else 128]

@@ -93,9 +93,12 @@ void progress_header(const ht_model *model, const ht_trainer *trainer, const ht_
     printf("  %-10s %lld layers, width %lld, %lld heads, hidden %lld\n", "blocks",
            (long long)setting_int(c, "layers"), (long long)setting_int(c, "width"),
            (long long)setting_int(c, "heads"), (long long)setting_int(c, "hidden"));
-    printf("  %-10s %s, query %s, block %lld, length %lld\n", "attention",
+    char opened[32] = "";
+    if (setting_int(c, "open"))
+        snprintf(opened, sizeof opened, ", open %lld", (long long)setting_int(c, "open"));
+    printf("  %-10s %s, query %s, block %lld%s, length %lld\n", "attention",
            setting_word(c, "attention"), setting_word(c, "query"),
-           (long long)setting_int(c, "block"), (long long)setting_int(c, "length"));
+           (long long)setting_int(c, "block"), opened, (long long)setting_int(c, "length"));
     print_kernels(trainer);
     printf("  %-10s %.1f MB besides the weights\n", "memory",
            (double)ht_trainer_bytes(trainer) / 1e6);

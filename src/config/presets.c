@@ -30,15 +30,13 @@
     "\"layers\":6,\"heads\":8,\"vocab\":33000,\"length\":1024,\"dropout\":0.1,\"schedule\":" \
     "\"rsqrt\",\"rate\":0.05,\"warmup\":4000,\"steps\":100000,"
 #define SMALL "\"layers\":2,\"width\":128,\"heads\":4,\"hidden\":256,"
-/* Items that take finding single far rows again. */
-#define FAR                                                                                       \
-    "\"task\":\"language\",\"sinusoidal\":0,\"rotary\":\"level0\",\"clip\":1,\"weight_decay\":0." \
-    "1,"                                                                                          \
-    "\"layers\":2,\"width\":128,\"heads\":4,\"hidden\":512,\"length\":256,\"batch\":16,\"train_"  \
-    "items\":"                                                                                    \
-    "20000,\"valid_items\":512,\"steps\":2500,\"eval_every\":250,\"eval_items\":128,"             \
-    "\"optimizer\":"                                                                              \
-    "\"muon\",\"rate\":0.002,"
+/* Items that take finding single far rows again: rows open clusters, and positions help to find
+ * them (docs/lab/opening.md). */
+#define FAR                                                                                 \
+    "\"task\":\"language\",\"sinusoidal\":0,\"rotary\":\"all\",\"open\":8,\"clip\":1,"      \
+    "\"weight_decay\":0.1,\"layers\":2,\"width\":128,\"heads\":4,\"hidden\":512,"           \
+    "\"length\":256,\"batch\":16,\"train_items\":20000,\"valid_items\":512,\"steps\":2500," \
+    "\"eval_every\":250,\"eval_items\":128,\"optimizer\":\"muon\",\"rate\":0.002,"
 /* What made the difference on Text (docs/lab/lra.md): some heads begin with the letters nearby, and
  * the largest of each column is what counts. */
 #define READER                                                                            \
