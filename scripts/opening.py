@@ -14,6 +14,7 @@ a length of 256; else 4 of 256).
 
 Settings, as variables: DEVICE (cpu), PROGRAM (build/htransformer), THREADS (of a run: 0, all), JOBS
 (runs at once: 1), STEPS (2500; lm 3000), TIME (seconds of a run's training, instead of STEPS),
+LIMIT (seconds after which a run is saved and stopped; the next call goes on with it),
 BATCH (65,536 tokens, at most 16 windows), POINTS (evaluations on the way: 10), FRESH (items of the
 final evaluation: 500), OPENS (numbers of clusters that runs with fine queries are evaluated with
 besides: "0 4 8 16 64 all"; "" for none), DATA (of lm: a folder with
@@ -43,6 +44,7 @@ DEVICE, PROGRAM = SET("DEVICE", "cpu"), SET("PROGRAM", "build/htransformer")
 WORK = pathlib.Path(SET("WORK", "build/opening"))
 OUT = pathlib.Path(SET("OUT", "results/opening.jsonl"))
 ALL, FAR = 1 << 20, 1024  # clusters: every one; rows: an answer further back than this is far
+BEGUN = 5.5  # bits of a token: copying and recall have begun; guessing takes 6
 NAME = re.compile(r"(copy|recall|lm)-(\d+)-(full|local|first|fine|k\d+)((?:-\w+)*)")
 
 
@@ -115,9 +117,27 @@ def wikipedia(part):
 
 # Training
 
-def call(*words, quiet=False):
+def call(*words):
+    """What the program prints."""
     words = [PROGRAM, *map(str, words)]
-    return subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE if quiet else 2)
+    return subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE).stdout
+
+
+class Stopped(Exception):
+    """A run took longer than LIMIT."""
+
+
+def call_train(*words):
+    words, limit = [PROGRAM, "train", *map(str, words)], SET("LIMIT")
+    process = subprocess.Popen(words, stdout=2)
+    try:
+        code = process.wait(float(limit) if limit else None)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # saves after the step at work
+        process.wait()
+        raise Stopped from None
+    if code:
+        raise subprocess.CalledProcessError(code, words)
 
 
 def train(run, folder):
@@ -140,7 +160,7 @@ def train(run, folder):
                 else 128]
         if SET("TIME"):
             how += ["--minutes", float(SET("TIME")) / 60]
-        call("train", "--run", folder, "--device", DEVICE, "--quiet", *how, *schedule)
+        call_train("--run", folder, "--device", DEVICE, "--quiet", *how, *schedule)
 
 
 def last_step(folder):
@@ -160,9 +180,9 @@ def evaluate(run, folder, clusters, items):
     if clusters is not None:
         words += ["--open", clusters]
     if run["task"] == "lm":
-        line = json.loads(call(*words, "--data", wikipedia("test"), quiet=True).stdout)
+        line = json.loads(call(*words, "--data", wikipedia("test")))
         return {key: line[key] for key in ("bits_per_byte", "bits_per_byte_error")}
-    line = json.loads(call(*words, "--fresh", items, quiet=True).stdout)
+    line = json.loads(call(*words, "--fresh", items))
     far = [x for x in line["by_distance"] if x["from"] >= FAR]
     count = sum(x["targets"] for x in far)
     out = {key: line[key] for key in ("items", "accuracy", "accuracy_error", "bits_per_token")}
@@ -216,6 +236,9 @@ def do(name):
     try:
         train(run, folder)
         line = line_of(run, folder)
+    except Stopped:
+        print("== %s: stopped after %s s, to be continued" % (name, SET("LIMIT")), flush=True)
+        return 0
     except subprocess.CalledProcessError as fault:
         print("== %s: %s" % (name, fault), file=sys.stderr)
         return 1
@@ -268,12 +291,10 @@ def seeds(group, key):
 
 
 def starts(group):
-    """Steps until an evaluation is at half of the bits that guessing takes, per seed."""
-    out = []
-    for x in group:
-        half = next((point[0] for point in x["curve"] if point[1] < 3), None)
-        out.append(str(half) if half else "never")
-    return ", ".join(out)
+    """The step of the first evaluation below BEGUN, per seed."""
+    found = [next((str(point[0]) for point in x["curve"] if point[1] < BEGUN), "never")
+             for x in group]
+    return ", ".join(found)
 
 
 def print_table(head, rows, markdown):
@@ -298,7 +319,7 @@ def tables(markdown):
         print("\n%s, length %d, %s (%s), %d layers of %d, %d windows a step" % (
             task, length, device, one["machine"], one["layers"], one["width"], one["batch"]))
         lm = task == "lm"
-        head = ["run", "seeds", "steps", "bits", "begins at step", "ms per step"] if lm else \
+        head = ["run", "seeds", "steps", "bits", "ms per step"] if lm else \
             ["run", "seeds", "steps", "bits", "accuracy", "beyond %d" % FAR, "begins at step",
              "ms per step"]
         rows = []
@@ -306,8 +327,8 @@ def tables(markdown):
             row = [name, len(group), "/".join(sorted({str(x["steps"]) for x in group})),
                    seeds(group, "bits_per_byte" if lm else "bits_per_token")]
             row += [] if lm else [seeds(group, "accuracy"), seeds(group, "far_accuracy")]
-            rows.append(row + [starts(group),
-                               "%.1f" % statistics.median(x["ms_per_step"] for x in group)])
+            row += [] if lm else [starts(group)]
+            rows.append(row + ["%.1f" % statistics.median(x["ms_per_step"] for x in group)])
         print_table(head, rows, markdown)
         opened = {name: [x for x in group if "opens" in x] for name, group in runs.items()}
         keys = [k for x in opened.values() for y in x for k in y["opens"]]
