@@ -116,7 +116,8 @@ class Bars:
             faster.append(full["forward", 16384]["ms"] / x["forward", 16384]["ms"])
             longer.append(x["forward", 65536]["ms"] / x["forward", 16384]["ms"] / 4)
         for _ in range(min(self.o.rounds, 3)):  # two heads: a context of a million takes 6 GiB
-            x = self.bench("decode", "--open", "8", "--heads", "2", "--length", "4096,1048576")
+            x = self.bench("decode", "--open", "8", "--heads", "2", "--length", "4096,1048576",
+                           "--threads", "1")
             later.append(x["decode", 4096]["us_per_token"] / x["decode", MILLION]["us_per_token"])
         self.line("full over open 8, causal, forward, L 16,384", faster, 8, True)
         self.line("open 8, a row at L 65,536 over one at 16,384", longer, 1.3, False)
