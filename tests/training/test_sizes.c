@@ -276,6 +276,10 @@ static ht_status call_explain_grads(void *x) {
     set_args(&args);
     return ht_attention_explain(on.plan, &args.args, x, 1, &info);
 }
+static ht_status call_pairs(void *x) {
+    int8_t pairs[3 * 3];
+    return ht_attention_pairs(on.plan, x, 0, 0, pairs);
+}
 static ht_status call_explained(void *x) { return ht_attention_explain(on.plan, NULL, NULL, 0, x); }
 /* Programs that do not know the field for the share hold nothing out, and are told so. */
 static ht_status call_parts(void *x) {
@@ -368,6 +372,7 @@ static const row rows[] = {
     IN(ht_attention_explain, ht_attention_args, 160, set_args, call_explain_args),
     IN(ht_attention_explain, ht_attention_grads, 168, set_grads, call_explain_grads),
     OUT(ht_attention_explain, ht_kernels_info, 16, call_explained),
+    IN(ht_attention_pairs, ht_attention_args, 160, set_args, call_pairs),
     IN(ht_data_open_parts, ht_data_desc, 24, set_parts, call_parts),
     IN(ht_data_open, ht_rows_desc, 16, set_rows, call_rows_of_data),
     OUT(ht_linear_get_info, ht_linear_info, 32, call_linear),
