@@ -129,6 +129,29 @@ typedef struct hti_rotary_call {
     void *x;
 } hti_rotary_call;
 
+/* A short convolution in which each column has weights of its own: y[r] = sum over k < size of w[k]
+ * x[r + k - back], over rows of the same sequence alone, and of them the first `lead` each stand
+ * alone (core/near.h). Rows that the mask does not let through are not looked at and become zero,
+ * as do those outside the sequences. backward sets dx and adds to dw.
+ *
+ * Decoding, with `past`: back is size - 1, there is no mask, no lead, no backward, and what comes
+ * before a sequence are the last size - 1 rows of its slot, the oldest first; near_keep moves them
+ * on by the rows of x. */
+typedef struct hti_near_call {
+    ht_dtype dtype;
+    int64_t rows, width, size, back, lead, sequences;
+    const int32_t *sequence;      /* device [rows]: of each row the number of its sequence */
+    const int32_t *start, *count; /* device [sequences] */
+    const uint8_t *mask;          /* device [rows], or NULL */
+    const void *x, *w;            /* [rows, width], [size, width] */
+    void *y;                      /* [rows, width], not x */
+    const int32_t *slots;         /* device [sequences]; with past */
+    void *past;                   /* [slots, size - 1, width], or NULL */
+    const void *dy;
+    void *dx; /* [rows, width], not dy */
+    void *dw; /* wide [size, width] */
+} hti_near_call;
+
 typedef enum hti_pool {
     HTI_POOL_FIRST,
     HTI_POOL_LAST,
@@ -232,6 +255,9 @@ typedef struct hti_model_ops {
     ht_status (*linear_forward)(ht_context *ctx, const hti_linear_call *call);
     ht_status (*linear_backward)(ht_context *ctx, const hti_linear_call *call);
     ht_status (*rotary)(ht_context *ctx, const hti_rotary_call *call);
+    ht_status (*near_forward)(ht_context *ctx, const hti_near_call *call);
+    ht_status (*near_backward)(ht_context *ctx, const hti_near_call *call);
+    ht_status (*near_keep)(ht_context *ctx, const hti_near_call *call);
     ht_status (*pool_forward)(ht_context *ctx, const hti_pool_call *call);
     ht_status (*pool_backward)(ht_context *ctx, const hti_pool_call *call);
     ht_status (*match_forward)(ht_context *ctx, const hti_match_call *call);

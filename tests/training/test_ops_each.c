@@ -321,6 +321,57 @@ static void run_rotary(bank *b, int64_t rows, int64_t width) {
     collect(b, a.x, rows * width, 0);
 }
 
+/* Three sequences, a row outside of them after each of the first two; of five slots three. */
+static int64_t near_rows;
+static int64_t near_start(int64_t i) { return i * (near_rows / 3); }
+static int64_t near_count(int64_t i) { return i == 2 ? near_rows / 3 : near_rows / 3 - 1; }
+static int64_t near_sequence(int64_t i) {
+    return i / (near_rows / 3) < 2 ? i / (near_rows / 3) : 2;
+}
+static int64_t near_slot(int64_t i) { return i == 0 ? 3 : i == 1 ? 0 : 4; }
+
+static hti_near_call near_call(bank *b, int64_t rows, int64_t width, int64_t size) {
+    hti_near_call a = {.dtype = b->dtype, .rows = rows, .width = width, .size = size};
+    near_rows = rows;
+    a.sequences = 3, a.back = size - 1;
+    a.sequence = integers(b, rows, near_sequence);
+    a.start = integers(b, 3, near_start), a.count = integers(b, 3, near_count);
+    a.x = noise(b, rows * width, 1, 0), a.w = noise(b, size * width, 2, 0);
+    a.y = noise(b, rows * width, 3, 0);
+    return a;
+}
+
+static void run_near(bank *b, int64_t rows, int64_t width, int64_t size, int causal) {
+    hti_near_call a = near_call(b, rows, width, size);
+    uint8_t *mask = calloc((size_t)rows, 1), *device = bytes(b, (size_t)rows);
+    for (int64_t i = 0; i < rows; i++) mask[i] = i % 5 != 1;
+    OK(b->ctx, ht_memory_copy_in(b->ctx, device, mask, (size_t)rows));
+    free(mask);
+    if (!causal) a.back = size / 2, a.lead = 1, a.mask = device;
+    a.dy = noise(b, rows * width, 4, 0), a.dx = noise(b, rows * width, 5, 0);
+    a.dw = noise(b, size * width, 6, 1);
+    OK(b->ctx, hti_models(b->ctx)->near_forward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->near_backward(b->ctx, &a));
+    collect(b, a.y, rows * width, 0);
+    collect(b, a.dx, rows * width, 0);
+    collect(b, a.dw, size * width, 1);
+}
+
+static void run_sides(bank *b, int64_t rows, int64_t width) { run_near(b, rows, width, 5, 0); }
+static void run_back(bank *b, int64_t rows, int64_t width) { run_near(b, rows, width, 4, 1); }
+
+/* Decoding, and what it keeps for the next rows. */
+static void run_past(bank *b, int64_t rows, int64_t width) {
+    enum { SIZE = 7, SLOTS = 5 };
+    hti_near_call a = near_call(b, rows, width, SIZE);
+    int64_t kept = SLOTS * (SIZE - 1) * width;
+    a.slots = integers(b, 3, near_slot), a.past = noise(b, kept, 7, 0);
+    OK(b->ctx, hti_models(b->ctx)->near_forward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->near_keep(b->ctx, &a));
+    collect(b, a.y, rows * width, 0);
+    collect(b, a.past, kept, 0);
+}
+
 static int64_t pool_rows; /* of all sequences */
 static int64_t start_rule(int64_t i) { return i * (pool_rows / 3); }
 static int64_t count_rule(int64_t i) { return i == 2 ? 0 : pool_rows / 3 - 1; }
@@ -476,7 +527,10 @@ static const struct op {
            {"match", run_match},
            {"optimiser", run_optimiser},
            {"adding", run_adding},
-           {"embedding, even", run_embed_even}};
+           {"embedding, even", run_embed_even},
+           {"neighbours", run_sides},
+           {"neighbours before", run_back},
+           {"neighbours kept", run_past}};
 
 typedef struct shaped {
     const char *name;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/dropout.h"
+#include "core/near.h"
 #include "cpu/model/ops.h"
 
 #define SIMD _Pragma("omp simd")
@@ -237,6 +238,84 @@ static void FN(rotary)(ht_context *ctx, const hti_rotary_call *a) {
                 x[i + half] = p * s + q * c;
             }
         }
+    }
+}
+
+/* ---- neighbours ---- */
+
+static hti_range FN(near_rows)(const hti_near_call *a, int64_t r) {
+    int64_t s = a->sequence[r];
+    if (a->mask && !a->mask[r]) return (hti_range){r, r};
+    return hti_near_rows(r, a->start[s], a->count[s], a->lead);
+}
+
+/* The row of `from` that tap k of row r looks at, forward or (back: of gradients) the other way;
+ * NULL: none. */
+static const real *FN(near_row)(const hti_near_call *a, const void *from, hti_range seen, int64_t r,
+                                int64_t k, int back) {
+    int64_t at = back ? r - (k - a->back) : r + k - a->back, w = a->width;
+    if (seen.lo >= seen.hi || at >= seen.hi) return NULL;
+    if (at < seen.lo) { /* of what came before the sequence the last size - 1 rows are there */
+        const real *past = a->past;
+        if (!past) return NULL;
+        int64_t slot = a->slots[a->sequence[r]], row = a->size - 1 - (seen.lo - at);
+        return past + (slot * (a->size - 1) + row) * w;
+    }
+    return a->mask && !a->mask[at] ? NULL : (const real *)from + at * w;
+}
+
+static void FN(near_sum)(ht_context *ctx, const hti_near_call *a, void *to, const void *from,
+                         int back) {
+    int64_t w = a->width;
+    ROWS(a->rows * w * a->size) for (int64_t r = 0; r < a->rows; r++) {
+        real *out = (real *)to + r * w;
+        hti_range seen = FN(near_rows)(a, r);
+        memset(out, 0, sizeof(real) * (size_t)w);
+        for (int64_t k = 0; k < a->size; k++) {
+            const real *x = FN(near_row)(a, from, seen, r, k, back);
+            const real *by = (const real *)a->w + k * w;
+            if (!x) continue;
+            SIMD for (int64_t c = 0; c < w; c++) out[c] += by[c] * x[c];
+        }
+    }
+}
+
+static void FN(near_forward)(ht_context *ctx, const hti_near_call *a) {
+    FN(near_sum)(ctx, a, a->y, a->x, 0);
+}
+
+/* Threads share the columns. */
+static void FN(near_weights)(ht_context *ctx, const hti_near_call *a) {
+    int64_t w = a->width, spans = (w + SPAN - 1) / SPAN;
+    ROWS(a->rows * w * a->size) for (int64_t i = 0; i < spans * a->size; i++) {
+        int64_t k = i / spans, c0 = i % spans * SPAN;
+        int n = w - c0 < SPAN ? (int)(w - c0) : SPAN;
+        real acc[SPAN] = {0};
+        for (int64_t r = 0; r < a->rows; r++) {
+            const real *x = FN(near_row)(a, a->x, FN(near_rows)(a, r), r, k, 0);
+            const real *d = (const real *)a->dy + r * w + c0;
+            if (!x) continue;
+            SIMD for (int c = 0; c < n; c++) acc[c] += d[c] * x[c0 + c];
+        }
+        for (int c = 0; c < n; c++) ((real *)a->dw)[k * w + c0 + c] += acc[c];
+    }
+}
+
+static void FN(near_backward)(ht_context *ctx, const hti_near_call *a) {
+    FN(near_sum)(ctx, a, a->dx, a->dy, 1);
+    FN(near_weights)(ctx, a);
+}
+
+/* Row i of the past becomes what is n rows further on; n rows come new. */
+static void FN(near_keep)(ht_context *ctx, const hti_near_call *a) {
+    int64_t w = a->width, most = a->size - 1;
+    ROWS(a->sequences * most * w) for (int64_t s = 0; s < a->sequences; s++) {
+        int64_t n = a->count[s];
+        real *past = (real *)a->past + a->slots[s] * most * w;
+        const real *x = (const real *)a->x + a->start[s] * w;
+        for (int64_t i = 0; i < most && n > 0; i++)
+            memcpy(past + i * w, i + n < most ? past + (i + n) * w : x + (i + n - most) * w,
+                   sizeof(real) * (size_t)w);
     }
 }
 
@@ -556,9 +635,9 @@ static void FN(gemm)(ht_context *ctx, const hti_gemm *g) {
 }
 
 const hti_model_kernels MODEL_KERNELS = {
-    FN(embed_forward), FN(embed_backward), FN(norm_forward),  FN(norm_backward),
-    FN(activate),      FN(activate_back),  FN(column_sums),   FN(rotary),
-    FN(pool_forward),  FN(pool_backward),  FN(match_forward), FN(match_backward),
-    FN(loss_rows),     FN(square),         FN(adamw),         FN(muon_begin),
-    FN(mix),           FN(muon_end),       FN(gemm),
+    FN(embed_forward), FN(embed_backward), FN(norm_forward),  FN(norm_backward), FN(activate),
+    FN(activate_back), FN(column_sums),    FN(rotary),        FN(near_forward),  FN(near_backward),
+    FN(near_keep),     FN(pool_forward),   FN(pool_backward), FN(match_forward), FN(match_backward),
+    FN(loss_rows),     FN(square),         FN(adamw),         FN(muon_begin),    FN(mix),
+    FN(muon_end),      FN(gemm),
 };

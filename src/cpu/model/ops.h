@@ -18,6 +18,9 @@ typedef struct hti_model_kernels {
     void (*activate_back)(ht_context *, const hti_linear_call *); /* dy becomes dpre */
     void (*column_sums)(ht_context *, void *sums, const void *x, int64_t rows, int64_t width);
     void (*rotary)(ht_context *, const hti_rotary_call *);
+    void (*near_forward)(ht_context *, const hti_near_call *);
+    void (*near_backward)(ht_context *, const hti_near_call *);
+    void (*near_keep)(ht_context *, const hti_near_call *);
     void (*pool_forward)(ht_context *, const hti_pool_call *);
     void (*pool_backward)(ht_context *, const hti_pool_call *);
     void (*match_forward)(ht_context *, const hti_match_call *);
@@ -54,6 +57,9 @@ size_t hti_cpu_norm_scratch(const ht_context *ctx, const hti_norm_call *call);
 ht_status hti_cpu_linear_forward(ht_context *ctx, const hti_linear_call *call);
 ht_status hti_cpu_linear_backward(ht_context *ctx, const hti_linear_call *call);
 ht_status hti_cpu_rotary(ht_context *ctx, const hti_rotary_call *call);
+ht_status hti_cpu_near_forward(ht_context *ctx, const hti_near_call *call);
+ht_status hti_cpu_near_backward(ht_context *ctx, const hti_near_call *call);
+ht_status hti_cpu_near_keep(ht_context *ctx, const hti_near_call *call);
 ht_status hti_cpu_pool_forward(ht_context *ctx, const hti_pool_call *call);
 ht_status hti_cpu_pool_backward(ht_context *ctx, const hti_pool_call *call);
 ht_status hti_cpu_match_forward(ht_context *ctx, const hti_match_call *call);
@@ -74,10 +80,12 @@ ht_status hti_cpu_round(ht_context *ctx, ht_dtype dtype, void *w, const void *p,
     .embed_scratch = hti_cpu_embed_scratch, .norm_forward = hti_cpu_norm_forward,         \
     .norm_backward = hti_cpu_norm_backward, .norm_scratch = hti_cpu_norm_scratch,         \
     .linear_forward = hti_cpu_linear_forward, .linear_backward = hti_cpu_linear_backward, \
-    .rotary = hti_cpu_rotary, .pool_forward = hti_cpu_pool_forward,                       \
-    .match_forward = hti_cpu_match_forward, .match_backward = hti_cpu_match_backward,     \
-    .pool_backward = hti_cpu_pool_backward, .loss_scratch = hti_cpu_loss_scratch,         \
-    .loss = hti_cpu_loss, .square = hti_cpu_square, .adamw = hti_cpu_adamw,               \
-    .muon_scratch = hti_cpu_muon_scratch, .muon = hti_cpu_muon, .round = hti_cpu_round
+    .rotary = hti_cpu_rotary, .near_forward = hti_cpu_near_forward,                       \
+    .near_backward = hti_cpu_near_backward, .near_keep = hti_cpu_near_keep,               \
+    .pool_forward = hti_cpu_pool_forward, .match_forward = hti_cpu_match_forward,         \
+    .match_backward = hti_cpu_match_backward, .pool_backward = hti_cpu_pool_backward,     \
+    .loss_scratch = hti_cpu_loss_scratch, .loss = hti_cpu_loss, .square = hti_cpu_square, \
+    .adamw = hti_cpu_adamw, .muon_scratch = hti_cpu_muon_scratch, .muon = hti_cpu_muon,   \
+    .round = hti_cpu_round
 
 #endif

@@ -113,6 +113,8 @@ static hti_model_ops make_ops() {
     o.linear_adds = 1;
     o.linear_forward = hti_cuda_linear_forward, o.linear_backward = hti_cuda_linear_backward;
     o.rotary = hti_cuda_rotary;
+    o.near_forward = hti_cuda_near_forward, o.near_backward = hti_cuda_near_backward;
+    o.near_keep = hti_cuda_near_keep;
     o.pool_forward = hti_cuda_pool_forward, o.pool_backward = hti_cuda_pool_backward;
     o.match_forward = hti_cuda_match_forward, o.match_backward = hti_cuda_match_backward;
     o.loss_scratch = hti_cuda_loss_scratch, o.loss = hti_cuda_loss;
