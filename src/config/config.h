@@ -138,6 +138,10 @@ static inline int64_t hti_config_rows_of(const ht_config *c, int64_t tokens) {
 static inline int64_t hti_config_rows(const ht_config *c) {
     return hti_config_rows_of(c, c->length);
 }
+/* Of the neighbours those before the row. */
+static inline int64_t hti_config_near_back(const ht_config *c) {
+    return c->causal ? c->neighbours - 1 : c->neighbours / 2;
+}
 /* Sequences of a batch. */
 static inline int64_t hti_config_sequences(const ht_config *c) {
     return c->batch * (c->task == HTI_TASK_PAIRS ? 2 : 1);

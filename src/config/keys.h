@@ -58,6 +58,8 @@
     X(REAL, rotary_theta, 10000, 1, 1000000000, MODEL, KEEP, "base of the rotary angles")          \
     X(INT, rotary_grid, 0, 0, 1048576, MODEL, KEEP,                                                \
       "rotary all: rows of the model in a line of a picture; 0: no lines, one dimension")          \
+    X(INT, neighbours, 0, 0, 64, MODEL, KEEP,                                                      \
+      "rows that each column sums, by weights of its own, before the attention; 0: none")          \
     X(INT, relative_bias, 0, 0, 1, MODEL, KEEP, "learned bias by distance, in every layer")        \
     X(REAL, relative_slope, 0, 0, 100, MODEL, KEEP,                                                \
       "first values of relative_bias: fall by this per row in head 0, less in others")             \

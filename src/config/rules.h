@@ -14,6 +14,7 @@
     X(head_size, c->inner / c->heads <= 256, "inner / heads must be at most 256", "inner",         \
       "heads")                                                                                     \
     X(halves, c->block % 2 == 0, "block must be even", "block")                                    \
+    X(company, c->neighbours != 1, "neighbours must be at least 2, or 0", "neighbours")            \
     X(opens, c->open == 0 || (c->attention == HT_HIERARCHICAL && c->query == HT_QUERY_FINE),       \
       "open needs attention hierarchical and query fine", "open", "attention", "query")            \
     X(leaves, (c->open_leaf & (c->open_leaf - 1)) == 0, "open_leaf must be a power of two",        \

@@ -9,6 +9,11 @@ static int64_t qkv_width(const ht_config *c) { return c->inner + 2 * HTI_KV; }
 
 /* ---- memory ---- */
 
+size_t hti_past_bytes(const hti_layers *s) {
+    int64_t rows = s->c->neighbours > 0 ? s->c->neighbours - 1 : 0;
+    return (size_t)(s->slots * rows * s->c->width) * hti_bytes(s->dtype);
+}
+
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 void hti_kept_layout(hti_kept *k, hti_arena *a, const hti_layers *s, int64_t rows, int backward) {
@@ -17,6 +22,7 @@ void hti_kept_layout(hti_kept *k, hti_arena *a, const hti_layers *s, int64_t row
     k->stats1 = hti_take(a, rows * 2, wide);
     k->stats2 = hti_take(a, rows * 2, wide);
     k->h1 = hti_take(a, rows * c->width, e);
+    k->near = c->neighbours > 0 ? hti_take(a, rows * c->width, e) : k->h1;
     k->h2 = hti_take(a, rows * c->width, e);
     k->qkv = hti_take(a, rows * qkv_width(c), e);
     k->heads = hti_take(a, rows * c->inner, e);
@@ -34,6 +40,7 @@ void hti_work_layout(hti_work *w, hti_arena *a, const hti_layers *s, int64_t row
     size_t e = hti_bytes(s->dtype), scratch = larger(need->scratch_forward, eval->scratch_forward);
     hti_norm_call norm = {.dtype = s->dtype, .rows = rows, .width = c->width};
     int64_t widest = c->hidden > qkv_width(c) ? c->hidden : qkv_width(c);
+    if (c->neighbours > 0 && widest < c->width) widest = c->width;
     int64_t either = c->width > c->inner ? c->width : c->inner;
     if (backward) scratch = larger(scratch, need->scratch_backward);
     if (!backward) w->branch = hti_take(a, rows * c->width, e);
@@ -119,6 +126,29 @@ static hti_attention_how how_of(const hti_layers *s, const hti_rows *r, const ht
     return (hti_attention_how){r->offset_device, first};
 }
 
+/* The rows that go into the attention: of each column a sum over neighbours. */
+static hti_near_call near_call(const hti_layers *s, int64_t index, const hti_layer_weights *w,
+                               const hti_rows *r, const hti_kept *k) {
+    const ht_config *c = s->c;
+    hti_near_call a = {.dtype = s->dtype,
+                       .rows = r->rows,
+                       .width = c->width,
+                       .size = c->neighbours,
+                       .back = hti_config_near_back(c),
+                       .lead = hti_config_has_cls(c),
+                       .sequences = r->sequences,
+                       .sequence = r->sequence,
+                       .start = r->start,
+                       .count = r->count,
+                       .mask = r->mask,
+                       .x = k->h1,
+                       .w = w->near,
+                       .y = k->near,
+                       .slots = r->slots_device,
+                       .past = s->past ? s->past + (size_t)index * hti_past_bytes(s) : NULL};
+    return a;
+}
+
 /* What comes after the attention: all rows, or the first row of each sequence. */
 typedef struct tail {
     hti_rows rows;
@@ -161,12 +191,17 @@ static ht_status first_rows(const hti_layers *s, const hti_rows *r, void *first,
 static ht_status attention_forward(const hti_layers *s, int64_t index, const hti_layer_weights *w,
                                    const hti_rows *r, const hti_kept *k, const hti_work *work) {
     const ht_config *c = s->c;
-    hti_linear_call qkv = linear(s, r->rows, c->width, qkv_width(c), k->h1, w->qkv, w->qkv_bias);
+    hti_linear_call qkv = linear(s, r->rows, c->width, qkv_width(c), k->near, w->qkv, w->qkv_bias);
+    hti_near_call near = near_call(s, index, w, r, k);
     qkv.y = k->qkv;
+    if (c->neighbours > 0) TRY(hti_models(s->ctx)->near_forward(s->ctx, &near));
     TRY(hti_models(s->ctx)->linear_forward(s->ctx, &qkv));
     TRY(rotate(s, r, k->qkv, 1));
     ht_attention_args args = attention_args(s, index, w, r, k, work);
-    if (s->caches) return ht_cache_extend(s->caches[index], r->slots, &args);
+    if (s->caches) {
+        TRY(ht_cache_extend(s->caches[index], r->slots, &args));
+        return near.past ? hti_models(s->ctx)->near_keep(s->ctx, &near) : HT_OK;
+    }
     hti_attention_how how = how_of(s, r, k);
     if (how.first) args.out.data = k->first_heads;
     TRY(hti_attention_forward(plan_of(s, r), &args, how));
@@ -287,7 +322,8 @@ static ht_status attention_backward(const hti_layers *s, int64_t index, const ht
                                     const hti_layer_weights *g, const hti_rows *r,
                                     const hti_kept *k, const hti_work *work) {
     const ht_config *c = s->c;
-    hti_linear_call qkv = linear(s, r->rows, c->width, qkv_width(c), k->h1, w->qkv, w->qkv_bias);
+    hti_linear_call qkv = linear(s, r->rows, c->width, qkv_width(c), k->near, w->qkv, w->qkv_bias);
+    hti_near_call near = near_call(s, index, w, r, k);
     qkv.dy = work->dwide;
     qkv.dx = work->dh;
     qkv.dw = g->qkv;
@@ -301,7 +337,12 @@ static ht_status attention_backward(const hti_layers *s, int64_t index, const ht
     if (how.first) args.out.data = k->first_heads, grads.dout.data = work->first_dheads;
     TRY(hti_attention_backward(plan_of(s, r), &args, &grads, how));
     TRY(rotate(s, r, work->dwide, -1));
-    return hti_models(s->ctx)->linear_backward(s->ctx, &qkv);
+    TRY(hti_models(s->ctx)->linear_backward(s->ctx, &qkv));
+    if (c->neighbours == 0) return HT_OK;
+    near.dy = work->dh;
+    near.dx = work->dwide; /* norm1's dout */
+    near.dw = g->near;
+    return hti_models(s->ctx)->near_backward(s->ctx, &near);
 }
 
 /* The norm that had s as its input: ds takes in what comes through it, dy is what the branch before
@@ -348,6 +389,7 @@ ht_status hti_layer_backward(const hti_layers *s, int64_t index, const hti_layer
     hti_norm_call norm1 = norm_back(s, r, k->x, k->stats1, work,
                                     hti_site(r, s->c->dropout, index - 1, HTI_SITE_BRANCH));
     tail t = tail_of(r, k, work);
+    if (s->c->neighbours > 0) norm1.dout = work->dwide;
     norm1.scale = w->norm1_scale;
     norm1.dscale = g->norm1_scale;
     norm1.dshift = g->norm1_shift;

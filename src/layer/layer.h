@@ -18,20 +18,21 @@
 #define HTI_HEAD_DIM (c->inner / c->heads)
 #define HTI_KV (c->kv_heads * HTI_HEAD_DIM)
 
-#define HTI_LAYER_PARAMS(X)                                                                  \
-    X(norm1_scale, "norm1.weight", 0, c->width, ONE, 0, 1)                                   \
-    X(norm1_shift, "norm1.bias", 0, c->width, ZERO, 0, 1)                                    \
-    X(qkv, "attention.qkv.weight", c->inner + 2 * HTI_KV, c->width, XAVIER_QKV, 1, 1)        \
-    X(qkv_bias, "attention.qkv.bias", 0, c->inner + 2 * HTI_KV, ZERO, 0, c->projection_bias) \
-    X(relative, "attention.relative.weight", 4 * c->block - 1, c->heads, SLOPE, 0,           \
-      c->relative_bias)                                                                      \
-    X(merge, "attention.output.weight", c->width, c->inner, XAVIER, 1, 1)                    \
-    X(merge_bias, "attention.output.bias", 0, c->width, ZERO, 0, c->projection_bias)         \
-    X(norm2_scale, "norm2.weight", 0, c->width, ONE, 0, 1)                                   \
-    X(norm2_shift, "norm2.bias", 0, c->width, ZERO, 0, 1)                                    \
-    X(up, "mlp.up.weight", c->hidden, c->width, XAVIER, 1, 1)                                \
-    X(up_bias, "mlp.up.bias", 0, c->hidden, TINY, 0, 1)                                      \
-    X(down, "mlp.down.weight", c->width, c->hidden, XAVIER, 1, 1)                            \
+#define HTI_LAYER_PARAMS(X)                                                                        \
+    X(norm1_scale, "norm1.weight", 0, c->width, ONE, 0, 1)                                         \
+    X(norm1_shift, "norm1.bias", 0, c->width, ZERO, 0, 1)                                          \
+    X(near, "attention.neighbours.weight", c->neighbours, c->width, OWN_ROW, 0, c->neighbours > 0) \
+    X(qkv, "attention.qkv.weight", c->inner + 2 * HTI_KV, c->width, XAVIER_QKV, 1, 1)              \
+    X(qkv_bias, "attention.qkv.bias", 0, c->inner + 2 * HTI_KV, ZERO, 0, c->projection_bias)       \
+    X(relative, "attention.relative.weight", 4 * c->block - 1, c->heads, SLOPE, 0,                 \
+      c->relative_bias)                                                                            \
+    X(merge, "attention.output.weight", c->width, c->inner, XAVIER, 1, 1)                          \
+    X(merge_bias, "attention.output.bias", 0, c->width, ZERO, 0, c->projection_bias)               \
+    X(norm2_scale, "norm2.weight", 0, c->width, ONE, 0, 1)                                         \
+    X(norm2_shift, "norm2.bias", 0, c->width, ZERO, 0, 1)                                          \
+    X(up, "mlp.up.weight", c->hidden, c->width, XAVIER, 1, 1)                                      \
+    X(up_bias, "mlp.up.bias", 0, c->hidden, TINY, 0, 1)                                            \
+    X(down, "mlp.down.weight", c->width, c->hidden, XAVIER, 1, 1)                                  \
     X(down_bias, "mlp.down.bias", 0, c->width, TINY, 0, 1)
 
 /* Pointers to a layer's weights (dtype; relative: wide), and to their gradients (wide). NULL: not
@@ -48,11 +49,13 @@ typedef struct hti_rows {
     const int32_t *positions;     /* device [rows] */
     const uint8_t *mask;          /* device [rows], or NULL */
     const int32_t *start, *count; /* device [sequences]: first row and rows of each */
+    const int32_t *sequence;      /* device [rows]: of each its sequence; only with neighbours */
     uint64_t seed;                /* dropout */
     uint32_t offset;
     const uint32_t *offset_device;
-    int train;            /* dropout on */
-    const int64_t *slots; /* decoding: host [sequences], where in the caches each one goes */
+    int train;                   /* dropout on */
+    const int64_t *slots;        /* decoding: host [sequences], where in the caches each one goes */
+    const int32_t *slots_device; /* the same again; only with neighbours */
 } hti_rows;
 
 /* What all layers of a model share. */
@@ -63,6 +66,9 @@ typedef struct hti_layers {
     const ht_attention *plan, *plan_eval; /* with and without dropout */
     const void *turn;        /* rotary on all levels: wide [rows, head_dim / 2, 2], else NULL */
     ht_cache *const *caches; /* decoding: one per layer, its rows come before ours; or NULL */
+    char *past;    /* decoding: per layer the inputs of the last rows, hti_past_bytes (model_op.h:
+                      past) */
+    int64_t slots; /* decoding: of the caches and of past */
 } hti_layers;
 
 /* What one layer's forward leaves for its backward. */
@@ -70,6 +76,7 @@ typedef struct hti_kept {
     void *x;               /* [rows, width] the layer's input; not part of the layout below */
     void *stats1, *stats2; /* [rows, 2] wide */
     void *h1, *h2;         /* [rows, width] after the norms */
+    void *near;            /* [rows, width] h1 and its neighbours; h1 where there are none */
     void *qkv;             /* [rows, inner + 2 kv] */
     void *heads;           /* [rows, inner] what attention gives */
     void *saved;           /* the attention's own */
@@ -87,13 +94,16 @@ typedef struct hti_work {
     void *attention; /* the attention's scratch */
     void *ds, *dy;   /* [rows, width] of stream and branch; dy is ds without dropout */
     void *dh;        /* [rows, width] */
-    void *dwide;     /* [rows, hidden or inner + 2 kv, the larger] */
-    void *dheads;    /* [rows, inner] */
-    void *norm;      /* the norm's scratch */
+    void *dwide;  /* [rows, hidden or inner + 2 kv, the larger; with neighbours at least width] */
+    void *dheads; /* [rows, inner] */
+    void *norm;   /* the norm's scratch */
     void *first_ds, *first_dy, *first_dheads; /* of the first rows, see hti_kept */
 } hti_work;
 void hti_work_layout(hti_work *work, hti_arena *arena, const hti_layers *s, int64_t rows,
                      int backward);
+
+/* Bytes of one layer's past: [slots, neighbours - 1, width]. */
+size_t hti_past_bytes(const hti_layers *s);
 
 /* Where kept->first_x is there, everything after the attention is computed for the first row of
  * each sequence alone: x1 and the branch then have one row per sequence, and so have ds and dy

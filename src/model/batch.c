@@ -81,10 +81,11 @@ static void mask_rows(uint8_t *mask, const int32_t *tokens, int64_t rows, int64_
         for (int64_t r = 0; r < rows; r++) mask[r] |= tokens[r * merge + k] != 0;
 }
 
-/* Each row its position, and each token its own. */
-static void place_rows(hti_net *n, int64_t at, int64_t rows) {
+/* Each row of sequence i its position, and each token its own. */
+static void place_rows(hti_net *n, int64_t i, int64_t at, int64_t rows) {
     int64_t merge = n->c->merge;
     if (n->placed && n->fixed) return;
+    for (int64_t k = 0; k < rows && n->sequence_host; k++) n->sequence_host[at + k] = (int32_t)i;
     for (int64_t k = 0; k < rows; k++) n->positions_host[at + k] = (int32_t)k;
     if (merge == 1) return; /* the same memory */
     for (int64_t k = 0; k < rows * merge; k++) n->places_host[at * merge + k] = (int32_t)k;
@@ -152,7 +153,7 @@ static int64_t stage_sequence(hti_net *n, const ht_batch *b, int64_t i, int64_t 
         memcpy(token + skip, b->tokens + first, sizeof *token * (size_t)tokens);
         memset(token + used, 0, sizeof *token * (size_t)(end * c->merge - used));
     }
-    place_rows(n, at, end);
+    place_rows(n, i, at, end);
     if (c->mask_zero)
         mask_rows(mask, token, rows, c->merge);
     else if (masked)

@@ -27,7 +27,9 @@ static void device_layout(ht_generator *g, hti_arena *a) {
     g->normed = hti_take(a, rows * c->width, e);
     g->picked = hti_take(a, rows * c->width, e);
     g->logits = hti_take(a, g->logit_rows * c->vocab, wide);
-    g->numbers = hti_take(a, 5 * rows, sizeof *g->numbers);
+    g->numbers = hti_take(a, g->lists * rows, sizeof *g->numbers);
+    g->past = NULL;
+    if (c->neighbours > 0) g->past = hti_take(a, c->layers, hti_past_bytes(&g->layers));
     g->fixed = g->fixed_wide = g->turn = NULL;
     if (g->fixed_rows) g->fixed = hti_take(a, g->fixed_rows * c->width, e);
     if (g->fixed_rows && e != wide) g->fixed_wide = hti_take(a, g->fixed_rows * c->width, wide);
@@ -37,7 +39,7 @@ static void device_layout(ht_generator *g, hti_arena *a) {
 static void host_layout(ht_generator *g, hti_arena *a) {
     const ht_config *c = &g->model->config;
     int64_t widest = c->width > HTI_HEAD_DIM ? c->width : HTI_HEAD_DIM;
-    g->numbers_host = hti_take(a, 5 * g->max_rows, sizeof *g->numbers_host);
+    g->numbers_host = hti_take(a, g->lists * g->max_rows, sizeof *g->numbers_host);
     g->table_host = hti_take(a, g->max_rows * widest, sizeof *g->table_host);
     g->rates = hti_take(a, c->width + HTI_HEAD_DIM, sizeof *g->rates);
     g->piece_starts = hti_take(a, g->slots + 1, sizeof *g->piece_starts);
@@ -126,18 +128,22 @@ static ht_status make_layers(ht_generator *g, const ht_config *how) {
                              .dtype = g->model->dtype,
                              .plan = g->plan,
                              .plan_eval = g->plan,
-                             .caches = g->caches};
+                             .caches = g->caches,
+                             .slots = g->slots};
     return HT_OK;
 }
 
 static ht_status create(ht_generator *g, const ht_config *how) {
     const ht_config *c = &g->model->config;
     g->logit_rows = g->max_rows < 16 ? g->max_rows : 16;
+    g->lists = c->neighbours > 0 ? 9 : 5;
     if (c->sinusoidal) g->fixed_rows = c->learned ? c->length : g->max_rows;
     TRY(make_layers(g, how));
     TRY(carve(g));
     fill_rates(g);
     g->layers.turn = g->turn;
+    g->layers.past = g->past;
+    for (int64_t slot = 0; slot < g->slots && g->past; slot++) TRY(hti_past_forget(g, slot));
     if (!g->fixed_rows || !c->learned) return HT_OK;
     for (int64_t t = 0; t < g->fixed_rows; t += g->max_rows)
         TRY(fill_fixed(g, t, t, g->fixed_rows - t < g->max_rows ? g->fixed_rows - t : g->max_rows));
@@ -313,6 +319,18 @@ static void take_pieces(ht_generator *g, feed *f) {
     }
 }
 
+/* Which piece each row is of, and each piece's first row, rows and slot. */
+static void stage_pieces(ht_generator *g, const feed *f) {
+    int32_t *piece = g->numbers_host + 5 * f->rows, *first = piece + f->rows,
+            *count = first + f->rows, *slot = count + f->rows;
+    for (int64_t p = 0; p < f->pieces; p++) {
+        first[p] = g->piece_starts[p];
+        count[p] = g->piece_starts[p + 1] - first[p];
+        slot[p] = (int32_t)g->piece_slots[p];
+        for (int32_t i = 0; i < count[p]; i++) piece[first[p] + i] = (int32_t)p;
+    }
+}
+
 /* Tokens, positions and tables of the pieces, to the device. Learned positions are looked up by
  * position; else tables have a row per row of the call. */
 static ht_status stage(ht_generator *g, const feed *f) {
@@ -336,8 +354,9 @@ static ht_status stage(ht_generator *g, const feed *f) {
     for (int64_t i = 0; i < f->rows; i++)
         picked[f->rows + i] = 1, picked[2 * f->rows + i] = (int32_t)i;
     if (g->fixed_rows && !c->learned) TRY(round_fixed(g, f->rows));
+    if (g->past) stage_pieces(g, f);
     return g->ctx->ops->copy_in(g->ctx, g->numbers, g->numbers_host,
-                                sizeof *tokens * 5 * (size_t)f->rows);
+                                sizeof *tokens * (size_t)(g->lists * f->rows));
 }
 
 static void remember(ht_generator *g, const feed *f) {
@@ -405,6 +424,12 @@ static ht_status feed_pieces(ht_generator *g, const feed *f) {
                          .cu_seqlens = g->piece_starts,
                          .positions = g->numbers + 4 * f->rows,
                          .slots = g->piece_slots};
+    if (g->past) {
+        g->rows.sequence = g->numbers + 5 * f->rows;
+        g->rows.start = g->rows.sequence + f->rows;
+        g->rows.count = g->rows.start + f->rows;
+        g->rows.slots_device = g->rows.count + f->rows;
+    }
     if (f->pieces == f->rows) g->rows.cu_seqlens = NULL, g->rows.length = 1;
     TRY(through_layers(g, f->rows));
     remember(g, f);

@@ -29,7 +29,10 @@ struct ht_generator {
     void *embedded, *stream;              /* [rows, width] the first layer's input, the others' */
     void *last, *stats, *normed, *picked; /* [rows, width], [rows, 2], [rows, width] twice */
     void *logits;                         /* wide [logit_rows, vocab] */
-    int32_t *numbers;         /* [5 rows]: tokens, positions, picked rows, ones, 0, 1, 2, ... */
+    int32_t *numbers; /* [lists, rows]: tokens, positions, picked rows, ones, 0, 1, 2, ...; with
+                         neighbours, too: each row's piece, each piece's first row, rows, slot */
+    int lists;
+    char *past;               /* what hti_layers calls so, [layers]; NULL without neighbours */
     void *fixed, *fixed_wide; /* sinusoids of the call's rows, or of all where positions are
                                  learned; wide: where dtype is narrower */
     void *turn;               /* rotary on all levels: wide [rows, head_dim / 2, 2] of the call */
@@ -47,6 +50,8 @@ struct ht_generator {
     hti_candidate_token *candidates;              /* [vocab] */
 };
 
+/* decode_state.c: nothing came before; with neighbours alone. */
+ht_status hti_past_forget(ht_generator *g, int64_t slot);
 ht_status hti_generator_slot(const ht_generator *g, int64_t slot);
 
 /* sample.c: one token from logits [vocab]; `recent`: tokens that the penalty is for; draw: a number

@@ -16,11 +16,48 @@ ht_status hti_generator_slot(const ht_generator *g, int64_t slot) {
     return HT_OK;
 }
 
+/* ---- the last rows, which neighbours see ---- */
+
+/* Bytes of a slot in one layer; 0: the model has no neighbours. */
+static size_t past_bytes(const ht_generator *g) {
+    return hti_past_bytes(&g->layers) / (size_t)g->slots;
+}
+
+static char *past_of(const ht_generator *g, int64_t layer, int64_t slot) {
+    return g->past + (size_t)(layer * g->slots + slot) * past_bytes(g);
+}
+
+ht_status hti_past_forget(ht_generator *g, int64_t slot) {
+    for (int64_t l = 0; l < g->model->config.layers; l++)
+        TRY(g->ctx->ops->fill(g->ctx, past_of(g, l, slot), 0, past_bytes(g)));
+    return HT_OK;
+}
+
+static ht_status past_copy(ht_generator *g, int64_t to, int64_t from) {
+    for (int64_t l = 0; l < g->model->config.layers; l++)
+        TRY(g->ctx->ops->copy(g->ctx, past_of(g, l, to), past_of(g, l, from), past_bytes(g)));
+    return HT_OK;
+}
+
+static ht_status past_save(const ht_generator *g, int64_t slot, char *to) {
+    for (int64_t l = 0; l < g->model->config.layers; l++, to += past_bytes(g))
+        TRY(g->ctx->ops->copy_out(g->ctx, to, past_of(g, l, slot), past_bytes(g)));
+    return HT_OK;
+}
+
+static ht_status past_load(ht_generator *g, int64_t slot, const char *from) {
+    for (int64_t l = 0; l < g->model->config.layers; l++, from += past_bytes(g))
+        TRY(g->ctx->ops->copy_in(g->ctx, past_of(g, l, slot), from, past_bytes(g)));
+    return HT_OK;
+}
+
+/* ---- slots ---- */
+
 ht_status ht_generator_reset(ht_generator *g, int64_t slot) {
     NEED(g);
     TRY(hti_generator_slot(g, slot));
     for (int64_t l = 0; l < g->model->config.layers; l++) TRY(ht_cache_reset(g->caches[l], slot));
-    return HT_OK;
+    return g->past ? hti_past_forget(g, slot) : HT_OK;
 }
 
 ht_status ht_generator_fork(ht_generator *g, int64_t to, int64_t from) {
@@ -31,6 +68,7 @@ ht_status ht_generator_fork(ht_generator *g, int64_t to, int64_t from) {
     if (to == from) return HT_OK;
     for (int64_t l = 0; l < g->model->config.layers; l++)
         TRY(ht_cache_fork(g->caches[l], to, from));
+    if (g->past) TRY(past_copy(g, to, from));
     memcpy(g->last_logits + (size_t)to * vocab, g->last_logits + (size_t)from * vocab,
            sizeof *g->last_logits * vocab);
     memcpy(g->recent + to * HTI_RECENT, g->recent + from * HTI_RECENT,
@@ -41,7 +79,8 @@ ht_status ht_generator_fork(ht_generator *g, int64_t to, int64_t from) {
 /* ---- files ---- */
 
 /* What a file begins with; then the logits, the recent tokens, and per layer its size and its
- * bytes; then a seal (core/crc.h), which HTSTATE1 of earlier versions had not. Native byte order.
+ * bytes; with neighbours the last rows of each layer; then a seal (core/crc.h), which HTSTATE1 of
+ * earlier versions had not. Native byte order.
  */
 typedef struct header {
     char magic[8];
@@ -56,7 +95,7 @@ static size_t fixed_bytes(const ht_generator *g) {
 }
 
 static ht_status state_bytes(const ht_generator *g, int64_t slot, size_t *out) {
-    *out = fixed_bytes(g) + HTI_SEAL;
+    *out = fixed_bytes(g) + (size_t)g->model->config.layers * past_bytes(g) + HTI_SEAL;
     for (int64_t l = 0; l < g->model->config.layers; l++) {
         size_t bytes;
         TRY(ht_cache_save_bytes(g->caches[l], slot, &bytes));
@@ -99,8 +138,10 @@ static ht_status model_mark(const ht_generator *g, uint64_t *out) {
                             (double)c->heads,
                             (double)c->rotary,
                             c->rotary_theta,
-                            c->sinusoidal ? c->sinusoidal_theta : 0};
-    *out = mix(0xCBF29CE484222325u, numbers, sizeof *numbers * 7);
+                            c->sinusoidal ? c->sinusoidal_theta : 0,
+                            (double)c->neighbours};
+    /* a model without neighbours has the mark that it had before there were any */
+    *out = mix(0xCBF29CE484222325u, numbers, sizeof *numbers * (c->neighbours > 0 ? 8 : 7));
     for (int i = 0; i < 3; i++) {
         int64_t n = count[i] < MOST ? count[i] : MOST;
         TRY(hti_tensor_read(m->ctx, numbers, m->p, m->dtype, from[i], n));
@@ -130,6 +171,7 @@ static ht_status write_state(const ht_generator *g, int64_t slot, char *to, size
         TRY(ht_cache_save(g->caches[l], slot, to + at + sizeof size, part));
         at += sizeof size + part;
     }
+    if (g->past) TRY(past_save(g, slot, to + at));
     hti_seal(to, bytes);
     return HT_OK;
 }
@@ -212,8 +254,11 @@ static ht_status load_layers(ht_generator *g, int64_t slot, const char *path, co
               "%s is damaged: its layers stand at different positions", path);
         at += sizeof size + (size_t)size;
     }
-    CHECK(g->ctx, at == bytes, HT_FORMAT, "%s is damaged: there is more in it than layers", path);
-    return HT_OK;
+    size_t past = (size_t)g->model->config.layers * past_bytes(g);
+    CHECK(g->ctx, bytes - at >= past, HT_FORMAT, "%s is damaged: its last rows are cut off", path);
+    CHECK(g->ctx, bytes - at == past, HT_FORMAT, "%s is damaged: there is more in it than layers",
+          path);
+    return past ? past_load(g, slot, from + at) : HT_OK;
 }
 
 static ht_status load_all(ht_generator *g, int64_t slot, const char *path, const char *from,
@@ -225,7 +270,7 @@ static ht_status load_all(ht_generator *g, int64_t slot, const char *path, const
     TRY(check_recent(g, from + at + sizeof(float) * vocab, path, h.position));
     ht_status status = load_layers(g, slot, path, from, bytes, h.position);
     if (status != HT_OK) {
-        for (int64_t l = 0; l < g->model->config.layers; l++) ht_cache_reset(g->caches[l], slot);
+        ht_generator_reset(g, slot);
         return status;
     }
     memcpy(g->last_logits + (size_t)slot * vocab, from + at, sizeof(float) * vocab);

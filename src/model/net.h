@@ -39,6 +39,7 @@ typedef struct hti_net {
     /* the batch: host staging and its device copies */
     int32_t *tokens_host, *targets_host; /* [rows * merge] */
     int32_t *positions_host, *start_host, *count_host, *cu_host;
+    int32_t *sequence_host, *sequence; /* [rows]; NULL without neighbours */
     int32_t *places_host; /* [rows * merge]: of tokens what positions are of rows; with merge 1 the
                              same memory */
     uint8_t *mask_host;

@@ -89,6 +89,7 @@ static void batch_layout(hti_net *n, hti_arena *a) {
     n->start = hti_take(a, n->max_sequences, sizeof(int32_t));
     n->count = hti_take(a, n->max_sequences, sizeof(int32_t));
     n->mask = hti_take(a, n->max_rows, 1);
+    if (c->neighbours > 0) n->sequence = hti_take(a, n->max_rows, sizeof(int32_t));
     n->fixed_positions = n->turn = NULL;
     if (c->sinusoidal)
         n->fixed_positions = hti_take(a, n->max_length * c->width, hti_bytes(n->model->dtype));
@@ -105,6 +106,7 @@ static void host_layout(hti_net *n, hti_arena *a) {
     n->count_host = hti_take(a, n->max_sequences, sizeof(int32_t));
     n->cu_host = hti_take(a, n->max_sequences + 1, sizeof(int32_t));
     n->mask_host = hti_take(a, n->max_rows, 1);
+    if (n->c->neighbours > 0) n->sequence_host = hti_take(a, n->max_rows, sizeof(int32_t));
 }
 
 static ht_status carve(void **block, hti_net *n, void (*layout)(hti_net *, hti_arena *)) {
@@ -240,7 +242,11 @@ static ht_status create(hti_net *n, void *grads) {
           (long long)c->layers);
     point(n, grads);
     TRY(make_plans(n));
-    n->layers = (hti_layers){n->ctx, c, n->model->dtype, n->plan, n->plan_eval, NULL, NULL};
+    n->layers = (hti_layers){.ctx = n->ctx,
+                             .c = c,
+                             .dtype = n->model->dtype,
+                             .plan = n->plan,
+                             .plan_eval = n->plan_eval};
     TRY(carve(&n->batch_block, n, batch_layout));
     n->layers.turn = n->turn;
     TRY(carve(&n->kept_block, n, kept_layout));
@@ -249,6 +255,7 @@ static ht_status create(hti_net *n, void *grads) {
     n->rows.offset_device = &n->step->in.offset;
     n->rows.start = n->start;
     n->rows.count = n->count;
+    n->rows.sequence = n->sequence;
     return fill_constants(n);
 }
 
@@ -306,6 +313,7 @@ static ht_status load_positions(hti_net *n) {
     TRY(ops->copy_in(n->ctx, n->positions, n->positions_host, bytes));
     if (n->c->merge > 1)
         TRY(ops->copy_in(n->ctx, n->places, n->places_host, bytes * (size_t)n->c->merge));
+    if (n->sequence) TRY(ops->copy_in(n->ctx, n->sequence, n->sequence_host, bytes));
     n->placed = n->fixed;
     return HT_OK;
 }

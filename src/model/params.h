@@ -44,6 +44,7 @@ typedef enum hti_init {
     HTI_INIT_ZERO,
     HTI_INIT_ONE,
     HTI_INIT_EMBED,      /* normal or waves, embed_std */
+    HTI_INIT_OWN_ROW,    /* neighbours: 1 for the row itself, else 0 */
     HTI_INIT_SLOPE,      /* falls with the distance, relative_slope */
     HTI_INIT_NORMAL02,   /* normal, 0.02 */
     HTI_INIT_TINY,       /* normal, 1e-6 */

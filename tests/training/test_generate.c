@@ -52,6 +52,8 @@ static const char *const models[] = {
     "{" PLAIN "\"attention\":\"local\",\"learned\":1}",
     "{" PLAIN "\"attention\":\"full\",\"rotary\":\"all\",\"layers\":1}",
     "{" PLAIN "\"attention\":\"full\",\"relative_bias\":1,\"layers\":1}",
+    "{" PLAIN "\"query\":\"fine\",\"neighbours\":4}",
+    "{" TINY "\"query\":\"first\",\"rotary\":\"all\",\"neighbours\":7,\"tied\":1}",
 };
 enum { MODELS = sizeof models / sizeof *models };
 
@@ -484,6 +486,44 @@ static void damaged_states(void **state) {
     ht_model_destroy(model);
 }
 
+/* The last rows, which neighbours see, are part of a state and under its checksum. */
+static void states_with_neighbours(void **state) {
+    static const char *const kinds[] = {"{" PLAIN "\"query\":\"fine\"}",
+                                        "{" PLAIN "\"query\":\"fine\",\"neighbours\":3}",
+                                        "{" PLAIN "\"query\":\"fine\",\"neighbours\":4}"};
+    static saved s[3];
+    int32_t tokens[] = {1, 2, 3, 4, 5}, starts[] = {0, 5};
+    ht_batch b = batch_of(tokens, starts, 1);
+    ht_model *model[3];
+    ht_generator *g[3];
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        model[i] = make_model(ref, kinds[i], HT_F32);
+        g[i] = make_generator(ref, model[i], 2, 0);
+        OK(ref, ht_generator_feed(g[i], NULL, &b, NULL, 0));
+        save_state(&s[i], g[i]);
+    }
+    size_t last =
+        s[2].count - 8 - 2 * 3 * 32 * sizeof(float); /* two layers, three rows, the seal */
+    for (int i = 0; i < 9; i++) {
+        training_write(s[i % 3].path, s[i % 3].bytes, s[i % 3].count);
+        if (i % 3 == i / 3)
+            OK(ref, ht_generator_load(g[i / 3], 1, s[i % 3].path));
+        else
+            REFUSED(ref, ht_generator_load(g[i / 3], 1, s[i % 3].path), HT_FORMAT, "another model");
+    }
+    for (size_t at = last; at < s[2].count; at += 61) {
+        s[2].bytes[at] ^= 4;
+        training_write(s[2].path, s[2].bytes, s[2].count);
+        REFUSED(ref, ht_generator_load(g[2], 1, s[2].path), HT_FORMAT, "its checksum is not");
+        s[2].bytes[at] ^= 4;
+    }
+    for (int i = 0; i < 3; i++) {
+        ht_generator_destroy(g[i]);
+        ht_model_destroy(model[i]);
+    }
+}
+
 static void faults(void **state) {
     ht_model *model = make_model(ref, models[0], HT_F32),
              *other = make_model(ref, models[2], HT_F32);
@@ -766,6 +806,7 @@ int main(void) {
         cmocka_unit_test(saved_and_forked),
         cmocka_unit_test(state_rows),
         cmocka_unit_test(damaged_states),
+        cmocka_unit_test(states_with_neighbours),
         cmocka_unit_test(faults),
         cmocka_unit_test(sampling),
         cmocka_unit_test(sampling_many),

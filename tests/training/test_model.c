@@ -273,6 +273,12 @@ static const char *const models[] = {
     "{" PAIRS DROP "\"merge\":3,\"pool\":\"mean\",\"learned\":1,\"recompute\":1}",
     "{" DENOISE DROP "\"merge\":2,\"pool\":\"mean\",\"tied\":1,\"length\":61}",
     "{" DENOISE "\"merge\":4,\"pool\":\"max\",\"learned\":1,\"relative_bias\":1,\"pad\":1}",
+    "{" SMALL "\"neighbours\":3,\"pool\":\"cls\"}",
+    "{" SMALL DROP "\"neighbours\":4,\"pool\":\"mean\",\"recompute\":1,\"hidden\":3,\"inner\":2}",
+    "{" SMALL "\"neighbours\":9,\"merge\":2,\"causal\":1,\"pool\":\"last\",\"query\":\"fine\"}",
+    "{" PAIRS DROP "\"neighbours\":2,\"pool\":\"max\",\"pad\":1}",
+    "{" LANGUAGE "\"neighbours\":4,\"query\":\"fine\",\"tied\":1,\"rotary\":\"all\"}",
+    "{" DENOISE DROP "\"neighbours\":5,\"pool\":\"cls\",\"mask_zero\":0}",
 };
 enum { MODELS = sizeof models / sizeof *models };
 
@@ -281,6 +287,7 @@ static const char *const leaving_out[] = {
     "{" SMALL "\"mask_zero\":2,\"pool\":\"max\"}",
     "{" SMALL DROP "\"mask_zero\":2,\"pool\":\"cls\",\"learned\":1,\"rotary\":\"all\"}",
     "{" PAIRS "\"mask_zero\":2,\"merge\":3,\"pool\":\"mean\",\"learned\":1}",
+    "{" SMALL "\"mask_zero\":2,\"neighbours\":3,\"pool\":\"cls\"}",
 };
 enum { LEAVING_OUT = sizeof leaving_out / sizeof *leaving_out };
 
@@ -319,6 +326,91 @@ static void drop(setup *s) {
     ht_trainer_destroy(s->trainer);
     ht_model_destroy(s->model);
     free(s);
+}
+
+/* The weights that both have get the values of `from`. */
+static void same_weights(ht_model *to, const ht_model *from) {
+    for (int64_t i = 0, k = 0; i < ht_model_tensors(to); i++) {
+        ht_tensor_info there = HT_TENSOR_INFO_INIT, here = HT_TENSOR_INFO_INIT;
+        double x[4096];
+        OK(ref, ht_model_tensor(to, i, &there));
+        OK(ref, ht_model_tensor(from, k, &here));
+        if (strcmp(there.name, here.name) != 0) continue;
+        OK(ref, ht_model_read(from, k++, x));
+        OK(ref, ht_model_write(to, i, x));
+    }
+}
+
+static void losses_of(float *out, const char *json, const ht_model *from, const random_batch *b) {
+    ht_model *model;
+    ht_trainer *trainer;
+    OK(ref, ht_model_create(&model, ref, training_config(json)));
+    OK(ref, ht_trainer_create(&trainer, model, NULL));
+    same_weights(model, from);
+    OK(ref, ht_trainer_predict(trainer, &b->batch, out));
+    ht_trainer_destroy(trainer);
+    ht_model_destroy(model);
+}
+
+/* At first each row sees itself alone: what comes out is what would without, to the bit. */
+static void neighbours(void **state) {
+    static const char *const kinds[] = {"\"pool\":\"cls\"", "\"pool\":\"last\",\"causal\":1"};
+    static const struct {
+        const char *json, *says;
+    } wrong[] = {{"{\"neighbours\":1}", "neighbours must be at least 2, or 0, got neighbours 1"},
+                 {"{\"neighbours\":65}", "neighbours must be 0 to 64, got 65"},
+                 {"{\"neighbours\":-2}", "neighbours must be 0 to 64, got -2"}};
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        char json[512], more[512];
+        float plain[64] = {0}, with[64] = {0};
+        random_batch b;
+        ht_model *model;
+        snprintf(json, sizeof json, "{" SMALL "%s}", kinds[k]);
+        snprintf(more, sizeof more, "{" SMALL "%s,\"neighbours\":4}", kinds[k]);
+        OK(ref, ht_model_create(&model, ref, training_config(json)));
+        training_batch(&b, ht_model_config(model), 7);
+        losses_of(plain, json, model, &b), losses_of(with, more, model, &b);
+        ht_model_destroy(model);
+        assert_memory_equal(plain, with, sizeof plain);
+        assert_true(plain[0] != 0);
+    }
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        ht_config *config = training_preset(NULL);
+        ht_status status = ht_config_read_json(config, wrong[i].json);
+        if (status == HT_OK) status = ht_config_check(config);
+        REFUSED(NULL, status, HT_INVALID, wrong[i].says);
+    }
+}
+
+/* Their weights are no matrix: neither decay nor Muon is for them. Of 64 neighbours texts of 21
+ * tokens never have the last ones, and what has no gradient only decay moves. */
+static void neighbours_group(void **state) {
+    enum { TAPS = 64, WIDTH = 12 };
+    (void)state;
+    for (int all = 0; all < 2; all++) {
+        double before[TAPS * WIDTH], after[TAPS * WIDTH];
+        char json[512];
+        snprintf(json, sizeof json,
+                 "{" SMALL
+                 "\"pool\":\"mean\",\"neighbours\":64,\"optimizer\":\"muon\",\"decay\":\"%s\","
+                 "\"schedule\":\"constant\",\"warmup\":0,\"weight_decay\":0.5,\"rate\":0.25}",
+                 all ? "all" : "matrices");
+        setup *s = make(json);
+        int64_t i = 0;
+        ht_tensor_info info = HT_TENSOR_INFO_INIT;
+        do OK(ref, ht_model_tensor(s->model, i++, &info));
+        while (!strstr(info.name, "attention.neighbours.weight"));
+        assert_int_equal(info.count, TAPS * WIDTH);
+        OK(ref, ht_model_read(s->model, i - 1, before));
+        OK(ref, ht_trainer_step(s->trainer, &s->batch.batch, 1, NULL));
+        OK(ref, ht_model_read(s->model, i - 1, after));
+        for (int k = 0; k < WIDTH; k++) { /* the row 32 before, and the row itself */
+            assert_true(fabs(after[k] - (all ? 0.875 : 1) * before[k]) < 1e-15);
+            assert_true(after[32 * WIDTH + k] != before[32 * WIDTH + k]);
+        }
+        drop(s);
+    }
 }
 
 /* Which models rows may open clusters of; `auto` is fine then. */
@@ -668,11 +760,12 @@ static void reads_on(void **state) {
     assert_true(beyond_past("\"causal\":1,\"query\":\"first\",") < bar);
     assert_true(beyond_past("\"causal\":1,\"query\":\"fine\",") < bar);
     assert_true(beyond_past("\"causal\":1,\"attention\":\"full\",") < bar);
+    assert_true(beyond_past("\"causal\":1,\"query\":\"fine\",\"neighbours\":3,") < bar);
     assert_true(beyond_past("") > 1000 * bar); /* both ways: other rows change, too */
 }
 
 int main(void) {
-    enum { MOST = 3 * MODELS + LEAVING_OUT + 12 };
+    enum { MOST = 3 * MODELS + LEAVING_OUT + 14 };
     static char names[MOST][32];
     struct CMUnitTest tests[MOST];
     int n = 0;
@@ -681,6 +774,8 @@ int main(void) {
     tests[n++] = (struct CMUnitTest){"output scale", output_scale, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"slopes", slopes, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"grid", grid, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"neighbours", neighbours, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"neighbours' group", neighbours_group, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"opening", opening, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"other openings", other_openings, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"hidden", hidden, NULL, NULL, NULL};
