@@ -504,6 +504,13 @@ HT_API ht_status ht_world_open(ht_world **out, ht_context *ctx);
 HT_API void ht_world_close(ht_world *world, const char *failed);
 HT_API ht_status ht_world_get_place(const ht_world *world, ht_place *out);
 HT_API const char *ht_world_link(const ht_world *world); /* what carries the bytes, a few words */
+HT_API uint64_t ht_world_sent(const ht_world *world);    /* bytes given to others so far */
+/* Waits until all ranks are here. failed: NULL, or why this one cannot go on; if there is one that
+ * cannot, all of them fail, with its sentence in their context. For what one rank does while the
+ * others wait. */
+HT_API ht_status ht_world_agree(ht_world *world, const char *failed);
+/* 1: the sentence of a failure is another rank's, who says it, too. */
+HT_API int ht_world_told(const ht_world *world);
 
 /* ---- training ---------------------------------------------------------------------------- */
 
@@ -514,6 +521,8 @@ typedef struct ht_trainer_desc {
     const ht_config *config; /* how to train; NULL: the model's own. length may differ, too, but not
                                 exceed what a model with learned positions has; and open */
     int inference;           /* 1: evaluate and predict only; no memory for anything else */
+    ht_world *world; /* NULL, or ranks that train together: each takes its share of every batch,
+                        and all have the same weights. It lives longer than the trainer */
 } ht_trainer_desc;
 #define HT_TRAINER_DESC_INIT \
     { .size = sizeof(ht_trainer_desc) }

@@ -7,6 +7,7 @@
 #include "run/linear.h"
 #include "run/progress.h"
 #include "run/rows.h"
+#include "base/ranks.h"
 #include "base/save.h"
 
 #include <errno.h>
@@ -203,12 +204,14 @@ static bool write_folder(ht_context *ctx, const ht_config *config, const run_pla
 
 /* ---- data ---- */
 
+#define STDIN "stdin.data"
+
 /* stdin is needed more than once (both parts, --resume): it is kept in the run folder. */
 static bool keep_stdin(char *data, const char *run, cli_error *error) {
     static char chunk[1 << 16];
     char path[4096];
     save_file save = {0};
-    bool good = run_path(path, run, "stdin.data", error) && save_open(&save, path, error);
+    bool good = run_path(path, run, STDIN, error) && save_open(&save, path, error);
     for (size_t n; good && (n = fread(chunk, 1, sizeof chunk, stdin)) > 0;)
         good = save_write(&save, chunk, n, error);
     if (good && ferror(stdin)) good = cli_fail(error, "stdin could not be read");
@@ -231,6 +234,7 @@ typedef struct run_parts {
     ht_linear *linear;       /* or NULL */
     ht_tokenizer *tokenizer; /* NULL: bytes */
     int lock;                /* of the run folder; -1: none */
+    ranks ranks;
     bool on_gpu;
 } run_parts;
 
@@ -280,7 +284,7 @@ static bool go_on(run_parts *p, const train_values *v, cli_error *error) {
     if (!v->resume) return true;
     if (ht_trainer_resume(p->trainer, p->train, v->run, &info) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));
-    if (info.skipped)
+    if (info.skipped && ranks_first(&p->ranks))
         cli_say("train", "%s; going on from step %lld", info.why, (long long)info.step);
     return true;
 }
@@ -379,28 +383,44 @@ static bool prefer_scratch(run_parts *p, const train_values *v, cli_error *error
 static bool settle(run_parts *p, const train_values *v, cli_error *error) {
     p->said = (begin_words){v->preset, v->config, v->data, v->init, &v->key};
     if (!v->preset) p->said.preset = begin_preset(&p->said);
-    return make_folder(&p->lock, v, error) && make_places(&p->where, v, error) &&
+    return make_places(&p->where, v, error) &&
            make_config(p->ctx, &p->config, p->said.preset, v, error);
 }
 
-static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
-    ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
-    if (!settle(p, v, error)) return false;
+/* The folder, the settings, where the data is. */
+static bool begin(run_parts *p, const train_values *v, cli_error *error) {
+    bool good = !ranks_first(&p->ranks) || make_folder(&p->lock, v, error);
+    if (!ranks_agree(&p->ranks, good, error) || !settle(p, v, error)) return false;
     if (!p->where.data[0] && !setting_makes_items(p->config))
         return cli_fail(error, "--data is missing: the settings ask for format %s",
                         setting_word(p->config, "format"));
-    if (strcmp(p->where.data, "-") == 0 && !keep_stdin(p->where.data, v->run, error)) return false;
+    if (strcmp(p->where.data, "-") != 0) return true;
+    return ranks_first(&p->ranks) ? keep_stdin(p->where.data, v->run, error)
+                                  : run_path(p->where.data, v->run, STDIN, error);
+}
+
+static bool make(run_parts *p, const train_values *v, cli_error *error) {
+    ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
     if (!use_tokenizer(p, v, error)) return false;
     if (!open_data(p, error) || !prefer_scratch(p, v, error) || !count_epochs(p, v, error))
         return false;
     desc.config = p->config;
+    desc.world = p->ranks.world;
     if (ht_model_create(&p->model, p->ctx, p->config) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));
     if (!use_weights(p, v, error)) return false;
     if (ht_trainer_create(&p->trainer, p->model, &desc) != HT_OK)
         return cli_fail(error, "%s", ht_context_error(p->ctx));
-    return go_on(p, v, error) && keep_tokenizer(v, error) &&
-           write_folder(p->ctx, ht_trainer_config(p->trainer), &p->where, v->run, error);
+    return go_on(p, v, error);
+}
+
+/* One after the other, so that what rank 0 writes is there when others read it, and not before. */
+static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
+    if (!ranks_agree(&p->ranks, begin(p, v, error), error)) return false;
+    if (!ranks_agree(&p->ranks, make(p, v, error), error)) return false;
+    return !ranks_first(&p->ranks) ||
+           (keep_tokenizer(v, error) &&
+            write_folder(p->ctx, ht_trainer_config(p->trainer), &p->where, v->run, error));
 }
 
 static int tell(void *user, const ht_event *event) {
@@ -412,7 +432,7 @@ static int tell(void *user, const ht_event *event) {
 static bool linear_begins(run_parts *p, const train_values *v, cli_error *error) {
     char path[4096];
     bool there;
-    if (v->linear != 0 || !linear_fits(p->config)) return true;
+    if (v->linear != 0 || !linear_fits(p->config) || !ranks_first(&p->ranks)) return true;
     if (!run_path(path, v->run, "linear.safetensors", error)) return false;
     if (!save_there(&there, path, error)) return false;
     if (v->resume && !there) return true;
@@ -420,47 +440,72 @@ static bool linear_begins(run_parts *p, const train_values *v, cli_error *error)
                         setting_int(p->config, "eval_items"), v->quiet, error);
 }
 
+/* Among ranks the trainer has room for its share of a batch alone. */
+static bool linear_ends(run_parts *p, const train_values *v, cli_error *error) {
+    ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
+    desc.inference = 1;
+    if (p->linear && p->ranks.world) {
+        desc.config = p->config;
+        ht_trainer_destroy(p->trainer);
+        if (ht_trainer_create(&p->trainer, p->model, &desc) != HT_OK)
+            return cli_fail(error, "%s", ht_context_error(p->ctx));
+    }
+    return linear_end(p->linear, p->ctx, v->run, p->model, p->trainer, p->valid, v->quiet, error);
+}
+
 static bool train(run_parts *p, const train_values *v, cli_error *error) {
     progress show;
     ht_train_desc desc = HT_TRAIN_DESC_INIT;
     progress_begin(&show, p->ctx, p->model, ht_trainer_config(p->trainer), v->quiet);
     if (!v->quiet) progress_header(p->model, p->trainer, p->train, p->valid);
-    if (!linear_begins(p, v, error)) return false;
+    if (!ranks_agree(&p->ranks, linear_begins(p, v, error), error)) return false;
     desc.folder = v->run;
     desc.train = p->train;
     desc.valid = p->valid;
     desc.tell = tell;
     desc.user = &show;
     catch_signals();
+    int64_t from = ht_trainer_steps(p->trainer);
+    uint64_t before = ht_world_sent(p->ranks.world);
     ht_status status = ht_train(p->trainer, &desc);
+    int64_t at = ht_trainer_steps(p->trainer);
     progress_end(&show);
     if (status != HT_OK) return cli_fail(error, "%s", ht_context_error(p->ctx));
-    if (!linear_end(p->linear, p->ctx, v->run, p->model, p->trainer, p->valid, v->quiet, error))
-        return false;
+    if (!v->quiet) ranks_print(&p->ranks, at - from, before);
+    if (!ranks_agree(&p->ranks, linear_ends(p, v, error), error)) return false;
     if (stopped && !v->quiet)
         printf("stopped at step %lld; go on with: htransformer train --run %s --resume\n",
-               (long long)ht_trainer_steps(p->trainer), v->run);
+               (long long)at, v->run);
     else if (show.last < 0 && !v->quiet) /* no step was shown: there was none left */
         printf("nothing to do: the run is at step %lld of %lld; --steps N goes further\n",
-               (long long)ht_trainer_steps(p->trainer), (long long)setting_int(p->config, "steps"));
+               (long long)at, (long long)setting_int(p->config, "steps"));
     return true;
+}
+
+/* The device of this process, and the others. */
+static bool open_all(run_parts *p, const train_values *v, int *code, cli_error *error) {
+    const char *dtype = given_for(&v->key, "dtype");
+    int f64 = dtype && strcmp(dtype, "f64") == 0;
+    if (!ranks_find(&p->ranks, error)) return false;
+    p->ctx = cli_open_device(ranks_device(&p->ranks, cli_device(v->device, f64)),
+                             ranks_threads(&p->ranks, v->threads), code, error);
+    p->on_gpu = p->ctx && strncmp(ht_context_device(p->ctx), "cuda", 4) == 0;
+    return p->ctx && ranks_open(&p->ranks, p->ctx, error);
 }
 
 static int run(const void *values) {
     const train_values *v = values;
+    train_values silent = *v;
     run_parts p = {.lock = -1};
     cli_error error = {""};
     int code = CLI_FAILED;
     signal(SIGPIPE, SIG_IGN); /* a run whose reader is gone still goes on and saves */
-    const char *dtype = given_for(&v->key, "dtype");
-    int f64 = dtype && strcmp(dtype, "f64") == 0;
-    p.ctx = cli_open_device(cli_device(v->device, f64), v->threads, &code, &error);
-    p.on_gpu = p.ctx && strncmp(ht_context_device(p.ctx), "cuda", 4) == 0;
-    if (p.ctx && !check_flags(p.ctx, v, &error))
+    bool open = open_all(&p, v, &code, &error);
+    if (!ranks_first(&p.ranks)) silent.quiet = 1, v = &silent;
+    if (open && !ranks_agree(&p.ranks, check_flags(p.ctx, v, &error), &error))
         code = CLI_USAGE;
-    else if (p.ctx)
+    else if (open)
         code = prepare(&p, v, &error) && train(&p, v, &error) ? CLI_OK : CLI_FAILED;
-    if (code != CLI_OK) cli_say("train", "%s", error.text);
     ht_linear_destroy(p.linear);
     ht_trainer_destroy(p.trainer);
     ht_model_destroy(p.model);
@@ -468,6 +513,7 @@ static int run(const void *values) {
     ht_data_close(p.valid);
     ht_tokenizer_close(p.tokenizer);
     ht_config_destroy(p.config);
+    ranks_close(&p.ranks, "train", code == CLI_OK ? NULL : &error);
     ht_context_destroy(p.ctx);
     if (p.lock >= 0) close(p.lock);
     return code;

@@ -332,22 +332,30 @@ static void finish(ht_data *d, ht_batch *out, int64_t items) {
     HTI_GIVE(ht_batch, out, &batch);
 }
 
-ht_status ht_data_next(ht_data *d, ht_batch *out) {
-    NEED(d);
-    int64_t n = 0;
+static ht_status begin_batch(ht_data *d, ht_batch *out) {
     TRY(HTI_WANT(d->ctx, ht_batch, out));
     d->batch_starts[0] = 0;
     d->batch_sequences = 0;
-    while (n < d->config.batch && d->next < d->items) {
-        put_item(d, d->next, n++, (uint64_t)d->next);
-        d->next++;
-    }
-    if (n == 0) {
+    return HT_OK;
+}
+
+ht_status hti_data_next(ht_data *d, ht_batch *out, hti_part_of share) {
+    int64_t left = d->items - d->next, n = left < d->config.batch ? left : d->config.batch;
+    TRY(begin_batch(d, out));
+    if (n <= 0) {
         d->next = 0;
         return HT_END;
     }
-    finish(d, out, n);
+    int64_t from = n * share.rank / share.ranks, to = n * (share.rank + 1) / share.ranks;
+    for (int64_t i = from; i < to; i++) put_item(d, d->next + i, i - from, (uint64_t)(d->next + i));
+    d->next += n;
+    finish(d, out, to - from);
     return HT_OK;
+}
+
+ht_status ht_data_next(ht_data *d, ht_batch *out) {
+    NEED(d);
+    return hti_data_next(d, out, (hti_part_of){0, 1});
 }
 
 /* The order of an epoch: Fisher and Yates with the generator at (seed, epoch). */
@@ -365,17 +373,23 @@ static void shuffle(ht_data *d, int64_t epoch) {
     d->epoch = epoch;
 }
 
+ht_status hti_data_draw(ht_data *d, ht_batch *out, hti_part_of share) {
+    int64_t n = d->config.batch;
+    int64_t from = n * share.rank / share.ranks, to = n * (share.rank + 1) / share.ranks;
+    TRY(begin_batch(d, out));
+    for (int64_t i = from; i < to; i++) {
+        int64_t at = d->position + i;
+        shuffle(d, at / d->items);
+        put_item(d, d->order[at % d->items], i - from, (uint64_t)at);
+    }
+    d->position += n;
+    finish(d, out, to - from);
+    return HT_OK;
+}
+
 ht_status ht_data_draw(ht_data *d, ht_batch *out) {
     NEED(d);
-    TRY(HTI_WANT(d->ctx, ht_batch, out));
-    d->batch_starts[0] = 0;
-    d->batch_sequences = 0;
-    for (int64_t n = 0; n < d->config.batch; n++, d->position++) {
-        shuffle(d, d->position / d->items);
-        put_item(d, d->order[d->position % d->items], n, (uint64_t)d->position);
-    }
-    finish(d, out, d->config.batch);
-    return HT_OK;
+    return hti_data_draw(d, out, (hti_part_of){0, 1});
 }
 
 int64_t ht_data_position(const ht_data *d) { return d ? d->position : 0; }

@@ -53,6 +53,15 @@ struct ht_data {
     int32_t *batch_tokens, *batch_starts, *batch_targets, *batch_back;
 };
 
+/* ht_data_next and ht_data_draw by one of several ranks: of each batch's n items it gets those from
+ * n rank / ranks to n (rank + 1) / ranks, and goes on by all n. Of a last batch that may be none.
+ */
+typedef struct hti_part_of {
+    int64_t rank, ranks;
+} hti_part_of;
+ht_status hti_data_next(ht_data *d, ht_batch *out, hti_part_of share);
+ht_status hti_data_draw(ht_data *d, ht_batch *out, hti_part_of share);
+
 /* source.c: calls `each` with the bytes of a file, of all files of a folder, or of stdin,
  * uncompressed. */
 typedef ht_status hti_each(void *user, const char *name, const char *bytes, size_t count);
@@ -71,8 +80,9 @@ enum {
     HTI_EMPTY
 }; /* the file ends, or it is an empty one of a folder, which
       is left out: count is 0 */
-typedef ht_status hti_piece(void *user, const char *name, const char *bytes, size_t count, int end);
-ht_status hti_stream_read(ht_context *ctx, const char *path, hti_piece *each, void *user);
+typedef ht_status hti_each_piece(void *user, const char *name, const char *bytes, size_t count,
+                                 int end);
+ht_status hti_stream_read(ht_context *ctx, const char *path, hti_each_piece *each, void *user);
 
 /* FORMAT if these first bytes are of a format that others read: Parquet, a ZIP, ... */
 ht_status hti_stream_foreign(ht_context *ctx, const char *name, const char *bytes, size_t count);

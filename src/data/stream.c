@@ -27,7 +27,7 @@ typedef struct stream {
     FILE *file;
     char *in, *out; /* [PIECE] each */
     size_t have;    /* bytes in `in` */
-    hti_piece *each;
+    hti_each_piece *each;
     void *user;
 } stream;
 
@@ -157,7 +157,7 @@ static ht_status read_stream(stream *s) {
     return s->each(s->user, s->name, "", 0, HTI_ENDS);
 }
 
-static ht_status read_file(ht_context *ctx, const char *name, FILE *file, hti_piece *each,
+static ht_status read_file(ht_context *ctx, const char *name, FILE *file, hti_each_piece *each,
                            void *user) {
     stream s = {.ctx = ctx, .name = name, .file = file, .each = each, .user = user};
     s.in = hti_host_alloc(ctx, PIECE);
@@ -169,7 +169,7 @@ static ht_status read_file(ht_context *ctx, const char *name, FILE *file, hti_pi
     return status;
 }
 
-static ht_status read_path(ht_context *ctx, const char *path, hti_piece *each, void *user) {
+static ht_status read_path(ht_context *ctx, const char *path, hti_each_piece *each, void *user) {
     FILE *f;
     TRY(hti_file_open_stream(ctx, &f, path));
     ht_status status = read_file(ctx, path, f, each, user);
@@ -181,7 +181,7 @@ static int not_hidden(const struct dirent *entry) { return entry->d_name[0] != '
 
 /* Folders within are read where their names stand, but not links to folders, which may go round in
  * circles; empty files are left out. */
-static ht_status read_folder(ht_context *ctx, const char *path, int depth, hti_piece *each,
+static ht_status read_folder(ht_context *ctx, const char *path, int depth, hti_each_piece *each,
                              void *user, int64_t *files) {
     struct dirent **list;
     CHECK(ctx, depth < 64, HT_IO, "%s lies more than 64 folders deep", path);
@@ -209,7 +209,7 @@ static ht_status read_folder(ht_context *ctx, const char *path, int depth, hti_p
     return status;
 }
 
-ht_status hti_stream_read(ht_context *ctx, const char *path, hti_piece *each, void *user) {
+ht_status hti_stream_read(ht_context *ctx, const char *path, hti_each_piece *each, void *user) {
     struct stat about;
     int64_t files = 0;
     if (strcmp(path, "-") == 0) return read_file(ctx, "stdin", stdin, each, user);

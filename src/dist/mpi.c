@@ -109,32 +109,63 @@ static void rest(int turn) {
         nanosleep(&nap, NULL);
 }
 
-static ht_status fail_waiting(const ht_world *w, int peer) {
-    char who[32] = "another rank";
-    if (peer >= 0) snprintf(who, sizeof who, "rank %d", peer);
-    return hti_fail(w->ctx, HT_DEVICE, "rank %d of %d waited %.0f s for %s, which hangs or is gone",
-                    w->place.rank, w->place.ranks, w->patience, who);
+#define WAITS "waits" /* what ranks without patience tell each other */
+enum { NEWS = 400 };
+
+/* News of another rank, if there are some; those that wait are written down. */
+static int hear(ht_world *w, int *who, char news[NEWS]) {
+    if (!w->mpi->hear(who, news, NEWS)) return 0;
+    if (strcmp(news, WAITS) != 0) return 1;
+    w->waiting[*who] = 1;
+    return 0;
 }
 
-/* Until the request is done. peer: who is waited for, or -1. */
-static ht_status wait_for(ht_world *w, void *request, int peer) {
+/* All that can wait for the one that is gone, and say so; -1: they all do. */
+static int find_missing(ht_world *w) {
+    double begin = now(), most = 0.1 * w->patience;
+    struct timespec nap = {0, 1000000};
+    char news[NEWS];
+    int who;
+    w->mpi->tell(WAITS);
+    w->waiting[w->place.rank] = 1;
+    while (now() - begin < most) {
+        hear(w, &who, news);
+        nanosleep(&nap, NULL);
+    }
+    for (int r = 0; r < w->place.ranks; r++)
+        if (!w->waiting[r]) return r;
+    return -1;
+}
+
+static ht_status fail_waiting(ht_world *w) {
+    char who[32] = "another rank";
+    int missing = find_missing(w);
+    if (missing >= 0) snprintf(who, sizeof who, "rank %d", missing);
+    return hti_fail(w->ctx, HT_DEVICE, "rank %d of %d waited %.0f s for %s, which hangs or is gone",
+                    w->place.rank, w->place.ranks, w->waits, who);
+}
+
+/* Until the request is done. */
+static ht_status wait_for(ht_world *w, void *request) {
     double begin = 0;
-    char news[400];
+    char news[NEWS];
     for (int turn = 0, done = 0, who = 0;; turn += turn < INT_MAX) {
         int error = w->mpi->test(request, &done);
         if (error) return fail(w, error, "it carried data");
         if (done) return HT_OK;
-        if (turn % 64 == 63 && w->mpi->hear(&who, news, sizeof news))
+        if (turn % 64 == 63 && hear(w, &who, news)) {
+            w->told = 1;
             return hti_fail(w->ctx, HT_DEVICE, "rank %d of %d failed: %s", who, w->place.ranks,
                             news);
+        }
         if (turn == 64) begin = now();
-        if (turn > 1024 && now() - begin > w->patience) return fail_waiting(w, peer);
+        if (turn > 1024 && now() - begin > w->waits) return fail_waiting(w);
         rest(turn);
     }
 }
 
-static ht_status wait_or_break(ht_world *w, void *request, int peer) {
-    ht_status status = wait_for(w, request, peer);
+static ht_status wait_or_break(ht_world *w, void *request) {
+    ht_status status = wait_for(w, request);
     if (status != HT_OK) w->broken = 1;
     return status;
 }
@@ -146,7 +177,7 @@ ht_status hti_mpi_gather(ht_world *w, const void *mine, void *all, size_t bytes)
     int error = w->mpi->gather(mine, all, bytes, request);
     if (error) return fail(w, error, "it gathered");
     w->sent += bytes * (size_t)(w->place.ranks - 1);
-    return wait_or_break(w, request, -1);
+    return wait_or_break(w, request);
 }
 
 /* ---- messages ---- */
@@ -163,7 +194,7 @@ ht_status hti_mpi_post(hti_flight *f, int send, void *data, size_t bytes, int ra
         int error = send ? w->mpi->send((char *)data + at, n, rank, request)
                          : w->mpi->receive((char *)data + at, n, rank, request);
         if (error) return fail(w, error, send ? "it sent" : "it received");
-        f->peers[f->count++] = rank;
+        f->count++;
     }
     if (send) w->sent += bytes;
     return HT_OK;
@@ -180,7 +211,7 @@ void hti_flight_poke(hti_flight *f) {
 
 ht_status hti_mpi_wait(hti_flight *f) {
     for (int i = 0; i < f->count; i++)
-        TRY(wait_or_break(f->w, f->requests + (size_t)i * f->w->mpi->request_bytes, f->peers[i]));
+        TRY(wait_or_break(f->w, f->requests + (size_t)i * f->w->mpi->request_bytes));
     f->count = 0;
     return HT_OK;
 }

@@ -14,13 +14,14 @@
 /* ---- open and close ---- */
 
 static const double patience = 50; /* seconds: the others end within a minute */
+enum { LATE = 20 };
 
 static ht_status read_patience(ht_world *w) {
     const char *text = getenv("HTRANSFORMER_PATIENCE");
     char *end;
-    w->patience = patience;
+    w->patience = w->waits = patience;
     if (!text || !*text) return HT_OK;
-    w->patience = strtod(text, &end);
+    w->patience = w->waits = strtod(text, &end);
     CHECK(w->ctx, *end == '\0' && w->patience >= 1 && w->patience <= 1e6, HT_INVALID,
           "the variable HTRANSFORMER_PATIENCE must be 1 to 1000000 seconds, got \"%.40s\"", text);
     return HT_OK;
@@ -45,10 +46,12 @@ static ht_status open_links(ht_world *w) {
 }
 
 static ht_status prepare(ht_world *w) {
-    size_t bytes = (size_t)w->place.ranks * HTI_WORD_BYTES;
+    size_t ranks = (size_t)w->place.ranks, bytes = ranks * (HTI_WORD_BYTES + 1);
     w->link[0] = '\0';
     w->words = hti_host_alloc(w->ctx, bytes);
     CHECK(w->ctx, w->words, HT_NOMEM, "out of memory: %zu bytes for words of ranks", bytes);
+    w->waiting = w->words + ranks * HTI_WORD_BYTES;
+    memset(w->waiting, 0, ranks);
     TRY(read_patience(w));
     return open_links(w);
 }
@@ -89,6 +92,8 @@ ht_status ht_world_get_place(const ht_world *w, ht_place *out) {
 }
 
 const char *ht_world_link(const ht_world *w) { return w ? w->link : ""; }
+int ht_world_told(const ht_world *w) { return w ? w->told : 0; }
+uint64_t ht_world_sent(const ht_world *w) { return w ? w->sent : 0; }
 
 /* ---- host memory ---- */
 
@@ -129,12 +134,34 @@ typedef struct word {
     char text[HTI_WORD_BYTES - sizeof(int32_t)];
 } word;
 
-ht_status hti_world_agree(ht_world *w, ht_status mine) {
+ht_status hti_world_add(ht_world *w, double *x, int count) {
+    size_t bytes = (size_t)count * sizeof *x;
+    if (!hti_world_many(w)) return HT_OK;
+    TRY(gather_words(w, x, bytes));
+    for (int i = 0; i < count; i++) {
+        double sum = 0, one;
+        for (int r = 0; r < w->place.ranks; r++) {
+            memcpy(&one, w->words + (size_t)r * bytes + (size_t)i * sizeof one, sizeof one);
+            sum += one;
+        }
+        x[i] = sum;
+    }
+    return HT_OK;
+}
+
+/* With the patience for what one rank does alone. */
+static ht_status gather_late(ht_world *w, const word *own) {
+    w->waits = LATE * w->patience;
+    ht_status status = gather_words(w, own, sizeof *own);
+    w->waits = w->patience;
+    return status;
+}
+
+static ht_status agree(ht_world *w, ht_status mine, const char *sentence) {
     word own = {(int32_t)mine, ""}, first = {HT_OK, ""};
     int who = -1;
-    if (!hti_world_many(w) || w->broken) return mine;
-    if (mine != HT_OK) snprintf(own.text, sizeof own.text, "%s", ht_context_error(w->ctx));
-    TRY(gather_words(w, &own, sizeof own));
+    snprintf(own.text, sizeof own.text, "%s", sentence);
+    TRY(gather_late(w, &own));
     for (int i = w->place.ranks - 1; i >= 0; i--) {
         word said;
         memcpy(&said, w->words + (size_t)i * sizeof said, sizeof said);
@@ -142,8 +169,23 @@ ht_status hti_world_agree(ht_world *w, ht_status mine) {
     }
     if (mine != HT_OK || who < 0) return mine; /* its own sentence stands already */
     first.text[sizeof first.text - 1] = '\0';
+    w->told = 1;
     return hti_fail(w->ctx, (ht_status)first.status, "rank %d of %d failed: %s", who,
                     w->place.ranks, first.text);
+}
+
+ht_status hti_world_agree(ht_world *w, ht_status mine) {
+    if (!hti_world_many(w) || w->broken) return mine;
+    return agree(w, mine, mine == HT_OK ? "" : ht_context_error(w->ctx));
+}
+
+ht_status ht_world_agree(ht_world *w, const char *failed) {
+    NEED(w);
+    ht_status mine = failed ? HT_INVALID : HT_OK;
+    if (hti_world_many(w) && !w->broken) mine = agree(w, mine, failed ? failed : "");
+    if (!failed) return mine;
+    w->told = 0; /* its own sentence comes first */
+    return hti_fail(w->ctx, HT_INVALID, "%s", failed);
 }
 
 /* ---- flights: how much room ---- */
@@ -167,11 +209,9 @@ static ht_status grow_requests(hti_flight *f, int most) {
     ht_context *ctx = f->w->ctx;
     if (!f->w->mpi || most <= f->most) return HT_OK;
     hti_host_free(ctx, f->requests);
-    hti_host_free(ctx, f->peers);
     f->most = 0;
     f->requests = hti_host_alloc(ctx, (size_t)most * f->w->mpi->request_bytes);
-    f->peers = hti_host_alloc(ctx, (size_t)most * sizeof *f->peers);
-    CHECK(ctx, f->requests && f->peers, HT_NOMEM, "out of memory: %d messages", most);
+    CHECK(ctx, f->requests, HT_NOMEM, "out of memory: %d messages", most);
     f->most = most;
     return HT_OK;
 }
@@ -211,14 +251,13 @@ ht_status hti_flight_fit_parcels(hti_flight *f, ht_world *w, const hti_parcel *t
 void hti_flight_free(hti_flight *f) {
     if (!f->w) return;
     hti_host_free(f->w->ctx, f->requests);
-    hti_host_free(f->w->ctx, f->peers);
     hti_host_free(f->w->ctx, f->room);
     hti_host_free(f->w->ctx, f->stage);
     *f = (hti_flight){0};
 }
 
 size_t hti_flight_bytes(const hti_flight *f) {
-    size_t request = f->w && f->w->mpi ? f->w->mpi->request_bytes + sizeof *f->peers : 0;
+    size_t request = f->w && f->w->mpi ? f->w->mpi->request_bytes : 0;
     return f->room_bytes + f->stage_bytes + (size_t)f->most * request;
 }
 

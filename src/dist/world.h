@@ -28,8 +28,11 @@ struct ht_world {
     int direct;      /* MPI may read and write the context's device memory */
     int host;        /* device memory is host memory */
     double patience; /* seconds that a rank may stay away */
+    double waits;    /* the same for what is waited for now, see hti_world_agree */
     int broken;      /* a rank is gone; there is nothing to be said any more */
+    int told;        /* the sentence of the failure came from another rank */
     char *words;     /* [ranks][HTI_WORD_BYTES] what hosts say to each other */
+    char *waiting;   /* [ranks]: it has said that it has no patience left */
     uint64_t sent;   /* bytes that this rank has given to others */
 };
 
@@ -43,8 +46,11 @@ ht_status hti_world_gather(ht_world *w, const void *mine, void *all, size_t byte
 ht_status hti_world_barrier(ht_world *w);
 /* Rank 0's at every rank; at most HTI_WORD_BYTES. */
 ht_status hti_world_from_first(ht_world *w, void *x, size_t bytes);
+/* x[i] = the sum of all ranks' x[i], in the order of ranks; at most HTI_WORD_BYTES. */
+ht_status hti_world_add(ht_world *w, double *x, int count);
 /* Every rank's status: if any failed, all fail with its sentence. For what all must have done
- * before anybody goes on, like the parts of a checkpoint. */
+ * before anybody goes on, like the parts of a checkpoint; what one rank does while others have
+ * nothing to do may take twenty times their patience. */
 ht_status hti_world_agree(ht_world *w, ht_status mine);
 
 /* ---- device memory ---- */
@@ -67,7 +73,6 @@ typedef struct hti_parcel {
 typedef struct hti_flight {
     ht_world *w;
     char *requests; /* of MPI */
-    int *peers;     /* [most] whose answer a request waits for */
     int count, most;
     char *room;  /* host: what other ranks sent of my pieces, [ranks - 1][mine] */
     char *stage; /* host: copies of device memory that MPI cannot reach */

@@ -1,8 +1,12 @@
 /*
  * A whole run: steps, evaluations, checkpoints, the log; stop on divergence or when told to.
+ *
+ * Among ranks each does this with its share of every batch. What hangs on time or on a signal is
+ * agreed on; rank 0 alone writes.
  */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 
 #include "common/file.h"
@@ -28,10 +32,49 @@ static double now(void) {
     return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
 }
 
+/* ---- ranks ---- */
+
+static hti_part_of part_of(const run *r) {
+    const hti_share *s = &r->t->share;
+    return s->world ? (hti_part_of){s->rank, s->ranks} : (hti_part_of){0, 1};
+}
+
+static int writes(const run *r) { return r->t->share.rank == 0; }
+
+/* Rank 0's status, for all. */
+static ht_status agree_on(const run *r, ht_status status) {
+    return hti_world_agree(r->t->share.world, status);
+}
+
+/* Rank 0's number, for all. */
+static ht_status take_first(const run *r, int64_t *x) {
+    return hti_world_from_first(r->t->share.world, x, sizeof *x);
+}
+
+/* Do all ranks begin at the same step, with the same data? */
+static ht_status compare(const run *r) {
+    const hti_share *s = &r->t->share;
+    const ht_data *train = r->desc->train, *valid = r->desc->valid;
+    const int64_t mine[3] = {r->t->step, train->items, valid ? valid->items : 0};
+    static const char *const words[3] = {"begins at step", "trains on items:", "validates on:"};
+    int64_t first[3];
+    if (!s->world) return HT_OK;
+    memcpy(first, mine, sizeof first);
+    TRY(hti_world_from_first(s->world, first, sizeof first));
+    ht_status status = HT_OK;
+    for (int i = 0; i < 3 && status == HT_OK; i++)
+        if (mine[i] != first[i])
+            status = hti_fail(r->t->ctx, HT_INVALID,
+                              "rank %d %s %lld, rank 0: %lld; do both see "
+                              "the same files?",
+                              s->rank, words[i], (long long)mine[i], (long long)first[i]);
+    return agree_on(r, status);
+}
+
 /* ---- batches ---- */
 
 static ht_status draw(run *r, ht_batch *out) {
-    if (!r->has_ahead) return ht_data_draw(r->desc->train, out);
+    if (!r->has_ahead) return hti_data_draw(r->desc->train, out, part_of(r));
     *out = r->ahead;
     r->has_ahead = 0;
     return HT_OK;
@@ -42,7 +85,7 @@ static ht_status draw_ahead(run *r) {
     if (r->t->step + 1 >= r->c->steps || r->desc->train == r->desc->valid) return HT_OK;
     r->ahead_from = ht_data_position(r->desc->train);
     r->ahead = (ht_batch)HT_BATCH_INIT;
-    TRY(ht_data_draw(r->desc->train, &r->ahead));
+    TRY(hti_data_draw(r->desc->train, &r->ahead, part_of(r)));
     r->has_ahead = 1;
     return HT_OK;
 }
@@ -58,10 +101,10 @@ static ht_status forget_ahead(run *r) {
 
 static ht_status save(run *r) {
     TRY(forget_ahead(r));
-    return hti_folder_save(r->t, r->desc->train, r->desc->folder);
+    return agree_on(r, writes(r) ? hti_folder_save(r->t, r->desc->train, r->desc->folder) : HT_OK);
 }
 
-static ht_status save_best(const run *r) {
+static ht_status write_best(const run *r) {
     char *path = hti_path_join(r->t->ctx, r->desc->folder, "best.safetensors");
     CHECK(r->t->ctx, path, HT_NOMEM, "out of memory: the name of a checkpoint");
     ht_status status = ht_model_save(r->t->model, path);
@@ -69,9 +112,12 @@ static ht_status save_best(const run *r) {
     return status;
 }
 
+static ht_status save_best(const run *r) { return agree_on(r, writes(r) ? write_best(r) : HT_OK); }
+
 /* ---- the log ---- */
 
 static ht_status log_open(run *r) {
+    if (!writes(r)) return HT_OK;
     char *path = hti_path_join(r->t->ctx, r->desc->folder, "log.jsonl");
     CHECK(r->t->ctx, path, HT_NOMEM, "out of memory: the name of the log");
     ht_status status = hti_file_append(r->t->ctx, &r->log, path);
@@ -90,6 +136,7 @@ static const char *number(char *out, size_t bytes, double x) {
 
 static ht_status log_line(run *r, const char *prefix, const ht_report *report, double seconds) {
     char line[512], loss[32], norm[32];
+    if (!r->log) return HT_OK;
     int n = snprintf(line, sizeof line,
                      "{\"step\":%lld,\"%sloss\":%s,\"%saccuracy\":%.6g,\"%stargets\":%lld",
                      (long long)r->t->step, prefix, number(loss, sizeof loss, report->loss), prefix,
@@ -106,6 +153,18 @@ static ht_status log_line(run *r, const char *prefix, const ht_report *report, d
 
 /* ---- evaluation ---- */
 
+/* Of all ranks' shares. */
+static ht_status add_up(const run *r, double *loss, ht_report *out) {
+    double sums[4] = {*loss, (double)out->targets, (double)out->correct, (double)out->tokens};
+    if (!r->t->share.world) return HT_OK;
+    TRY(hti_world_add(r->t->share.world, sums, 4));
+    *loss = sums[0];
+    out->targets = (int64_t)sums[1];
+    out->correct = (int64_t)sums[2];
+    out->tokens = (int64_t)sums[3];
+    return HT_OK;
+}
+
 static ht_status evaluate(run *r, ht_report *out) {
     ht_batch batch = HT_BATCH_INIT;
     double loss = 0;
@@ -114,16 +173,18 @@ static ht_status evaluate(run *r, ht_report *out) {
     *out = (ht_report)HT_REPORT_INIT;
     r->desc->valid->next = 0;
     while ((r->c->eval_items == 0 || items < r->c->eval_items) &&
-           (status = ht_data_next(r->desc->valid, &batch)) == HT_OK) {
+           (status = hti_data_next(r->desc->valid, &batch, part_of(r))) == HT_OK) {
         ht_report part = HT_REPORT_INIT;
+        items = r->desc->valid->next;
+        if (batch.sequences == 0) continue; /* other ranks have what is left */
         TRY(ht_trainer_evaluate(r->t, &batch, &part));
         loss += part.loss * (double)part.targets;
         out->targets += part.targets;
         out->correct += part.correct;
         out->tokens += part.tokens;
-        items = r->desc->valid->next;
     }
     if (status != HT_OK && status != HT_END) return status;
+    TRY(add_up(r, &loss, out));
     out->loss = out->targets ? loss / (double)out->targets : 0;
     out->accuracy = out->targets ? (double)out->correct / (double)out->targets : 0;
     return HT_OK;
@@ -161,12 +222,21 @@ static ht_status one_step(run *r, ht_report *report) {
 
 /* As many steps as fit into the minutes at the pace so far; this one was the last: none. The
  * schedule follows. */
-static void plan(run *r, double elapsed) {
+static ht_status plan(run *r, double elapsed) {
     ht_trainer *t = r->t;
-    if (r->c->minutes <= 0) return;
+    if (r->c->minutes <= 0) return HT_OK;
     double left = 60 * r->c->minutes - elapsed, each = elapsed / ((double)t->step - r->first);
     double more = left > 0 ? fmin(floor(left / each) + 1, 1e9) : 0;
     t->config.steps = t->step + (int64_t)more;
+    return take_first(r, &t->config.steps);
+}
+
+/* The caller's word, or that of another rank's caller: a signal comes to one before the other. */
+static ht_status ask(const run *r, const ht_event *event, int *told) {
+    double said = r->desc->tell && r->desc->tell(r->desc->user, event);
+    TRY(hti_world_add(r->t->share.world, &said, 1));
+    *told = said > 0;
+    return HT_OK;
 }
 
 static int due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
@@ -176,8 +246,8 @@ static ht_status after_step(run *r, const ht_report *report, double seconds, int
     ht_report valid;
     int64_t step = r->t->step, every = r->c->save_every ? r->c->save_every : r->c->eval_every;
     double elapsed = now() - r->start, done = (double)step - r->first;
-    plan(r, elapsed);
-    int last = step >= r->c->steps, tired = 0;
+    TRY(plan(r, elapsed));
+    int last = step >= r->c->steps, tired = 0, told;
     ht_event event = {.size = sizeof event,
                       .step = step,
                       .steps = r->c->steps,
@@ -198,7 +268,7 @@ static ht_status after_step(run *r, const ht_report *report, double seconds, int
     int diverged = r->bad >= r->c->bad_steps;
     event.saved = last || tired || diverged || due(every, step);
     if (event.saved) TRY(save(r));
-    int told = r->desc->tell && r->desc->tell(r->desc->user, &event);
+    TRY(ask(r, &event, &told));
     if (told && !event.saved) TRY(save(r));
     *stop = last || tired || told;
     CHECK(r->t->ctx, !diverged, HT_DIVERGED,
@@ -224,6 +294,8 @@ static ht_status loop(run *r) {
     if (r->desc->resume) TRY(ht_trainer_resume(r->t, r->desc->train, r->desc->folder, NULL));
     TRY(agree(r, r->desc->train));
     TRY(agree(r, r->desc->valid));
+    TRY(compare(r));
+    TRY(hti_share_weights(r->t));
     r->start = now();
     r->first = (double)r->t->step;
     if (r->c->minutes > 0 && r->t->step >= r->c->steps) r->t->config.steps = r->t->step + 1;
@@ -249,6 +321,6 @@ ht_status ht_train(ht_trainer *t, const ht_train_desc *given) {
     TRY(log_open(&r));
     ht_status status = loop(&r), back = forget_ahead(&r);
     if (status == HT_OK) status = back;
-    fclose(r.log);
+    if (r.log) fclose(r.log);
     return status;
 }

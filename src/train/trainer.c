@@ -44,6 +44,9 @@ ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_
     t->ctx = ctx;
     t->config = config;
     ht_status status = own.inference ? HT_OK : allocate(t);
+    if (status == HT_OK && !own.inference)
+        status = hti_share_open(&t->share, own.world, ctx, &config, &model->params, model->dtype);
+    config.batch = hti_share_most(&t->share, config.batch);
     if (status == HT_OK) status = hti_net_create(&t->net, model, &config, t->grads);
     if (status != HT_OK) {
         ht_trainer_destroy(t);
@@ -59,6 +62,7 @@ void ht_trainer_destroy(ht_trainer *t) {
     for (int i = 0; i < HTI_PARTS; i++)
         if (t->graph[i]) hti_models(t->ctx)->graph_release(t->ctx, t->graph[i]);
     hti_net_destroy(&t->net);
+    hti_share_close(&t->share, t->ctx);
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         if (blocks[i]) t->ctx->ops->release(t->ctx, blocks[i]);
     hti_host_free(t->ctx, t);
@@ -79,13 +83,20 @@ ht_status ht_trainer_explain(const ht_trainer *t, int backward, ht_kernels_info 
 size_t ht_trainer_bytes(const ht_trainer *t) {
     if (!t) return 0;
     size_t arena = (size_t)t->model->params.total * hti_wide_bytes(t->model->dtype);
-    return t->net.bytes + (t->grads ? 3 * arena : 0) + (t->muon ? hti_muon_scratch(t) : 0);
+    return t->net.bytes + (t->grads ? 3 * arena : 0) + (t->muon ? hti_muon_scratch(t) : 0) +
+           hti_flight_bytes(&t->share.flight);
 }
 
 /* ---- numbers that cross the wall ---- */
 
+/* Micro-batches so far; each rank's share counts as one, for masks of its own. */
+static uint32_t offset_of(const ht_trainer *t) {
+    const hti_share *s = &t->share;
+    return (uint32_t)(s->world ? t->micro * s->ranks + s->rank : t->micro);
+}
+
 static ht_status send(ht_trainer *t, double loss_scale, double rate) {
-    hti_step s = {.in = {.offset = (uint32_t)t->micro, .loss_scale = loss_scale, .rate = rate}};
+    hti_step s = {.in = {.offset = offset_of(t), .loss_scale = loss_scale, .rate = rate}};
     double n = (double)(t->applied + 1);
     s.in.correction1 = 1 - pow(t->config.beta1, n);
     s.in.correction2 = 1 - pow(t->config.beta2, n);
@@ -136,7 +147,7 @@ static ht_status run_update(ht_trainer *t) {
     const hti_model_ops *ops = hti_models(t->ctx);
     const ht_config *c = &t->config;
     ht_dtype dtype = t->model->dtype;
-    TRY(ops->square(t->ctx, dtype, t->net.step, t->grads, p->total));
+    if (!t->share.world) TRY(ops->square(t->ctx, dtype, t->net.step, t->grads, p->total));
     if (t->muon) TRY(hti_muon_update(t));
     for (int part = 0; part < 2; part++) {
         int64_t from = part ? p->decaying : 0;
@@ -198,16 +209,20 @@ ht_status hti_step_begin(ht_trainer *t) {
 
 ht_status hti_step_add(ht_trainer *t, const ht_batch *batch, int64_t count) {
     TRY(hti_net_load(&t->net, batch));
-    int64_t targets = t->net.batch_targets;
-    CHECK(t->ctx, targets > 0, HT_INVALID, "the batch has no targets to learn from");
-    TRY(send(t, 1 / ((double)targets * (double)count), hti_rate(&t->config, t->step)));
+    double sums[2] = {(double)t->net.batch_targets, (double)t->net.batch_tokens};
+    TRY(hti_world_add(t->share.world, sums, 2));
+    CHECK(t->ctx, sums[0] > 0, HT_INVALID, "the batch has no targets to learn from");
+    TRY(send(t, 1 / (sums[0] * (double)count), hti_rate(&t->config, t->step)));
     TRY(run(t, HTI_MICRO + (t->net.rows.mask != NULL) + 2 * drops(t), run_micro));
-    t->tokens += t->net.batch_tokens;
+    t->tokens += (int64_t)sums[1];
     t->micro++;
     return HT_OK;
 }
 
-ht_status hti_step_update(ht_trainer *t) { return run(t, HTI_UPDATE, run_update); }
+ht_status hti_step_update(ht_trainer *t) {
+    if (t->share.world) TRY(hti_share_gradient(t));
+    return run(t, HTI_UPDATE, run_update);
+}
 
 ht_status hti_step_end(ht_trainer *t, ht_report *out) {
     TRY(receive(t, out, t->tokens));

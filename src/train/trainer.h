@@ -5,6 +5,7 @@
 #define HTI_TRAINER_H
 
 #include "model/net.h"
+#include "train/share.h"
 
 /* Parts of a step; of a micro-batch there are four: with a mask (+ 1), with dropout (+ 2). */
 enum { HTI_MICRO, HTI_UPDATE = 4, HTI_PARTS };
@@ -14,6 +15,7 @@ struct ht_trainer {
     ht_context *ctx;
     ht_config config;
     hti_net net;
+    hti_share share;
     void *grads, *m, *v; /* device, wide, laid out as the parameters; NULL in inference */
     void *muon;          /* device: scratch of the matrices' update, or NULL */
     int64_t step;        /* calls of ht_trainer_step so far */
@@ -47,6 +49,11 @@ ht_status hti_trainer_readable(const ht_trainer *t, const char *path);
 
 /* A caller's batch as this library has it, onto the device. */
 ht_status hti_trainer_load(ht_trainer *t, ht_batch *out, const ht_batch *batch);
+
+/* share.c, among ranks. The sum of all ranks' gradients, of their losses, and the norm, everywhere;
+ * everybody's weights what their owners have. */
+ht_status hti_share_gradient(ht_trainer *t);
+ht_status hti_share_weights(ht_trainer *t);
 
 /* The learning rate of step s = 0, 1, ... */
 double hti_rate(const ht_config *c, int64_t s);

@@ -35,8 +35,8 @@ typedef struct reading {
 
 /* ---- bytes: a path, or memory, as often as wanted ---- */
 
-static ht_status from_memory(const char *name, const char *bytes, size_t count, hti_piece *each,
-                             void *user) {
+static ht_status from_memory(const char *name, const char *bytes, size_t count,
+                             hti_each_piece *each, void *user) {
     for (size_t at = 0, n; at < count; at += n) {
         n = count - at < LOOK ? count - at : LOOK;
         TRY(each(user, name, bytes + at, n, HTI_MORE));
@@ -51,7 +51,7 @@ static ht_status keep_all(void *user, const char *name, const char *bytes, size_
 }
 
 /* All that is to be read; file: that one file alone. */
-static ht_status read_bytes(const reading *r, const char *file, hti_piece *each, void *user) {
+static ht_status read_bytes(const reading *r, const char *file, hti_each_piece *each, void *user) {
     if (!r->desc.path) return from_memory("memory", r->desc.bytes, r->desc.count, each, user);
     if (r->kept.data) return from_memory("stdin", r->kept.data, r->kept.used, each, user);
     return hti_stream_read(r->ctx, file ? file : r->desc.path, each, user);
