@@ -279,21 +279,8 @@ static void add_ends(ht_dtype dtype) {
     cases_free(&fine), cases_free(&full);
 }
 
-/* What holds however close the scores are. */
-static void add_any(ht_dtype dtype) {
-    static const test_case with[] = {CASE(.length = 200, .block = 2, .open = 1, .leaf = 1),
-                                     CASE(.length = 333, .open = 3, .leaf = 4, .peek = -1),
-                                     CASE(.length = 530, .block = 16, .open = 8, .head_dim = 64)};
-    for (size_t i = 0; i < COUNT(with); i++) {
-        test_case c = with[i];
-        c.query = HT_QUERY_FINE, c.causal = 1, c.dtype = dtype, c.gap = -1;
-        c.value_dim = c.head_dim, c.seed = 900 + (int64_t)i;
-        harness_add("NaN is NaN", nan_is_nan, &c);
-        c.q_heads = 2, c.kv_heads = 1;
-        harness_add("later rows", later_rows, &c);
-        c.q_heads = c.kv_heads = 1, c.causal = 0;
-        harness_add("NaN is NaN", nan_is_nan, &c);
-    }
+/* Who meets whom, and how much memory that takes. */
+static void add_met(ht_dtype dtype) {
     static const test_case met[] = {
         CASE(.length = 77, .batch = 2, .mask = MASK_BOTH, .block = 2, .open = 2, .leaf = 2),
         CASE(.length = 100, .batch = 4, .packed = 7, .q_heads = 4, .kv_heads = 2, .open = 3),
@@ -311,6 +298,28 @@ static void add_any(ht_dtype dtype) {
     harness_add("sizes", sizes, &c);
     c.open = 64;
     harness_add("sizes", sizes, &c);
+}
+
+/* What holds however close the scores are. */
+static void add_any(ht_dtype dtype) {
+    static const test_case with[] = {CASE(.length = 530, .block = 16, .open = 8, .head_dim = 64),
+                                     CASE(.length = 200, .block = 2, .open = 1, .leaf = 1),
+                                     CASE(.length = 333, .open = 3, .leaf = 4, .peek = -1)};
+    case_list missing = {0}, later = {0};
+    for (size_t i = 0; i < COUNT(with); i++) {
+        test_case c = with[i];
+        c.query = HT_QUERY_FINE, c.dtype = dtype, c.gap = -1;
+        c.value_dim = c.head_dim, c.seed = 900 + (int64_t)i;
+        cases_add(&missing, c);
+        c.causal = 1;
+        cases_add(&missing, c);
+        c.q_heads = 2, c.kv_heads = 1;
+        cases_add(&later, c);
+    }
+    harness_add_all("NaN is NaN", nan_is_nan, &missing);
+    harness_add_all("later rows", later_rows, &later);
+    cases_free(&missing), cases_free(&later);
+    add_met(dtype);
 }
 
 static void list(void) {

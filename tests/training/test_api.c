@@ -113,6 +113,8 @@ static void make_models(void) {
     desc.config = classifier, desc.path = rows_path, desc.keep_texts = 1;
     MUST(ht_data_open(&rows, ctx, &desc));
     MUST(ht_linear_fit(&linear, ctx, rows));
+    ht_data_close(rows);
+    ht_config_destroy(classifier);
     ht_batch *b = &sized_ht_batch;
     b->sequences = 1, b->tokens = b->targets = tokens, b->cu_seqlens = starts;
     MUST(ht_generator_feed(generator, NULL, b, NULL, 0));
