@@ -104,7 +104,7 @@ sees_races() {
 }
 # what has threads, on kernels that are plain enough to be followed; nothing else is built
 races='^((properties|cache)/cpu:(ref|avx2)|ops$|train$|families$|example)'
-targets="test_properties test_cache test_ops test_train test_families attend"
+targets="test_properties test_cache test_ops test_train test_families attend gradients"
 if sees_races >"$log" 2>&1; then
     build_in build-tsan -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DHT_CUDA=OFF \
         -DHT_SANITIZE=thread &&
