@@ -24,6 +24,11 @@ static const cli_option options[] = {
 
 static const char *const environment[][2] = {
     {"HTRANSFORMER_DEVICE", "the device where --device is not given; else it is auto"},
+    {"HTRANSFORMER_MPI",
+     "several processes: where libhtransformer_mpi.so is, if not beside the program"},
+    {"HTRANSFORMER_NCCL", "the same of NCCL's library, libnccl.so.2"},
+    {"HTRANSFORMER_PATIENCE",
+     "seconds that a process may stay away until the others give up; else 50"},
     {"NO_COLOR", "anything: no bold letters"},
     {"OMP_NUM_THREADS", "CPU threads where --threads is not given"},
     {"OMP_WAIT_POLICY", "passive: waiting threads sleep, as in train; active: they spin"},

@@ -62,11 +62,17 @@ bool ranks_agree(ranks *r, bool good, cli_error *error) {
     return good ? cli_fail(error, "%s", ht_context_error(r->ctx)) : false;
 }
 
-void ranks_print(const ranks *r, int64_t steps, uint64_t before) {
-    double bytes = (double)(ht_world_sent(r->world) - before);
+void ranks_step(ranks *r, int64_t step) {
+    uint64_t sent = ht_world_sent(r->world);
+    if (r->first == 0) r->first = step, r->at_first = sent;
+    r->last = step, r->at_last = sent;
+}
+
+void ranks_print(const ranks *r) {
+    int64_t steps = r->last - r->first;
     if (!r->world || steps < 1) return;
-    printf("%d ranks over %s: each sent %.3f MB in a step\n", r->place.ranks,
-           ht_world_link(r->world), bytes / (double)steps / 1e6);
+    printf("%d ranks over %s: each sends %.6f MB in a step\n", r->place.ranks,
+           ht_world_link(r->world), (double)(r->at_last - r->at_first) / (double)steps / 1e6);
 }
 
 void ranks_close(ranks *r, const char *command, const cli_error *failed) {

@@ -12,9 +12,11 @@
 
 typedef struct ranks {
     ht_place place;
-    ht_world *world; /* NULL: there is one process */
-    ht_context *ctx; /* of the world */
-    bool agreed;     /* a failure that all ranks know of */
+    ht_world *world;            /* NULL: there is one process */
+    ht_context *ctx;            /* of the world */
+    bool agreed;                /* a failure that all ranks know of */
+    int64_t first, last;        /* steps that were told of */
+    uint64_t at_first, at_last; /* bytes sent by then */
     char device[32];
 } ranks;
 
@@ -29,8 +31,9 @@ static inline bool ranks_first(const ranks *r) { return r->place.rank == 0; }
 /* Is all well at every rank? Where one has failed all have its sentence. It waits for them, so that
  * one may do something that the others need. */
 bool ranks_agree(ranks *r, bool good, cli_error *error);
-/* "4 over Open MPI v4.1.4, 12.3 MB sent by each in a step" */
-void ranks_print(const ranks *r, int64_t steps, uint64_t before);
+/* After each step; then how much was sent in one, evaluations and all. */
+void ranks_step(ranks *r, int64_t step);
+void ranks_print(const ranks *r);
 /* Says what went wrong, once, and leaves the others with it; failed NULL: nothing. */
 void ranks_close(ranks *r, const char *command, const cli_error *failed);
 

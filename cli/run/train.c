@@ -423,8 +423,17 @@ static bool prepare(run_parts *p, const train_values *v, cli_error *error) {
             write_folder(p->ctx, ht_trainer_config(p->trainer), &p->where, v->run, error));
 }
 
+typedef struct telling {
+    progress show;
+    ranks *ranks;
+    bool early; /* if this step was the last: somebody asked for it */
+} telling;
+
 static int tell(void *user, const ht_event *event) {
-    progress_step(user, event);
+    telling *to = user;
+    ranks_step(to->ranks, event->step);
+    progress_step(&to->show, event);
+    to->early = event->step < event->steps && !event->tired;
     return stopped != 0;
 }
 
@@ -454,29 +463,27 @@ static bool linear_ends(run_parts *p, const train_values *v, cli_error *error) {
 }
 
 static bool train(run_parts *p, const train_values *v, cli_error *error) {
-    progress show;
+    telling to = {.ranks = &p->ranks};
     ht_train_desc desc = HT_TRAIN_DESC_INIT;
-    progress_begin(&show, p->ctx, p->model, ht_trainer_config(p->trainer), v->quiet);
+    progress_begin(&to.show, p->ctx, p->model, ht_trainer_config(p->trainer), v->quiet);
     if (!v->quiet) progress_header(p->model, p->trainer, p->train, p->valid);
     if (!ranks_agree(&p->ranks, linear_begins(p, v, error), error)) return false;
     desc.folder = v->run;
     desc.train = p->train;
     desc.valid = p->valid;
     desc.tell = tell;
-    desc.user = &show;
+    desc.user = &to;
     catch_signals();
-    int64_t from = ht_trainer_steps(p->trainer);
-    uint64_t before = ht_world_sent(p->ranks.world);
     ht_status status = ht_train(p->trainer, &desc);
     int64_t at = ht_trainer_steps(p->trainer);
-    progress_end(&show);
+    progress_end(&to.show);
     if (status != HT_OK) return cli_fail(error, "%s", ht_context_error(p->ctx));
-    if (!v->quiet) ranks_print(&p->ranks, at - from, before);
+    if (!v->quiet) ranks_print(&p->ranks);
     if (!ranks_agree(&p->ranks, linear_ends(p, v, error), error)) return false;
-    if (stopped && !v->quiet)
+    if ((stopped || to.early) && !v->quiet)
         printf("stopped at step %lld; go on with: htransformer train --run %s --resume\n",
                (long long)at, v->run);
-    else if (show.last < 0 && !v->quiet) /* no step was shown: there was none left */
+    else if (to.show.last < 0 && !v->quiet) /* no step was shown: there was none left */
         printf("nothing to do: the run is at step %lld of %lld; --steps N goes further\n",
                (long long)at, (long long)setting_int(p->config, "steps"));
     return true;

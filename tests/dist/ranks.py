@@ -143,7 +143,7 @@ def says(words, *parts):
 
 def words(room):
     said = run(train(room / "quiet"))
-    says(said, f"{RANKS} ranks over ", "each sent ")
+    says(said, f"{RANKS} ranks over ", "each sends ")
     for once in ("parameters in", "valid loss"):
         check(said.count(once) == (1 if once[0] == "p" else STEPS // 50), once, "not once in", said)
     # by its own launcher's numbers, without MPI
