@@ -544,8 +544,9 @@ HT_API ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_t
 HT_API void ht_trainer_destroy(ht_trainer *trainer);
 /* The trainer's own, with all that was left open decided; lives as long as the trainer. */
 HT_API const ht_config *ht_trainer_config(const ht_trainer *trainer);
-HT_API int64_t ht_trainer_steps(const ht_trainer *trainer); /* updates so far */
-HT_API size_t ht_trainer_bytes(const ht_trainer *trainer);  /* device memory it holds */
+HT_API int64_t ht_trainer_steps(const ht_trainer *trainer);  /* updates so far */
+HT_API size_t ht_trainer_bytes(const ht_trainer *trainer);   /* device memory it holds */
+HT_API size_t ht_trainer_moments(const ht_trainer *trainer); /* of it: the optimiser's moments */
 /* Those of its layers, see ht_attention_kernels. */
 HT_API const char *ht_trainer_kernels(const ht_trainer *trainer, int backward);
 /* See ht_attention_explain. */
@@ -582,7 +583,8 @@ HT_API ht_status ht_trainer_clear_gradient(ht_trainer *trainer);
 HT_API ht_status ht_trainer_read_gradient(const ht_trainer *trainer, int64_t index, double *out);
 
 /* Weights, moments, step and the position of the data (NULL: none) in one safetensors file. After a
- * restore training goes on bit for bit (same device, same threads). Writing is all or nothing. */
+ * restore training goes on bit for bit (same device, same threads). Writing is all or nothing.
+ * Ranks that shard their moments all call it, and rank 0 writes. */
 HT_API ht_status ht_trainer_save(const ht_trainer *trainer, const ht_data *data, const char *path);
 HT_API ht_status ht_trainer_restore(ht_trainer *trainer, ht_data *data, const char *path);
 

@@ -68,11 +68,13 @@ void ranks_step(ranks *r, int64_t step) {
     r->last = step, r->at_last = sent;
 }
 
-void ranks_print(const ranks *r) {
+void ranks_print(const ranks *r, const ht_trainer *trainer) {
     int64_t steps = r->last - r->first;
     if (!r->world || steps < 1) return;
-    printf("%d ranks over %s: each sends %.6f MB in a step\n", r->place.ranks,
-           ht_world_link(r->world), (double)(r->at_last - r->at_first) / (double)steps / 1e6);
+    printf("%d ranks over %s: each sends %.6f MB in a step, keeps %.6f MB of moments\n",
+           r->place.ranks, ht_world_link(r->world),
+           (double)(r->at_last - r->at_first) / (double)steps / 1e6,
+           (double)ht_trainer_moments(trainer) / 1e6);
 }
 
 void ranks_close(ranks *r, const char *command, const cli_error *failed) {

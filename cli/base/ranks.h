@@ -31,9 +31,9 @@ static inline bool ranks_first(const ranks *r) { return r->place.rank == 0; }
 /* Is all well at every rank? Where one has failed all have its sentence. It waits for them, so that
  * one may do something that the others need. */
 bool ranks_agree(ranks *r, bool good, cli_error *error);
-/* After each step; then how much was sent in one, evaluations and all. */
+/* After each step; then how much was sent in one, evaluations and all, and what this rank keeps. */
 void ranks_step(ranks *r, int64_t step);
-void ranks_print(const ranks *r);
+void ranks_print(const ranks *r, const ht_trainer *trainer);
 /* Says what went wrong, once, and leaves the others with it; failed NULL: nothing. */
 void ranks_close(ranks *r, const char *command, const cli_error *failed);
 

@@ -478,7 +478,7 @@ static bool train(run_parts *p, const train_values *v, cli_error *error) {
     int64_t at = ht_trainer_steps(p->trainer);
     progress_end(&to.show);
     if (status != HT_OK) return cli_fail(error, "%s", ht_context_error(p->ctx));
-    if (!v->quiet) ranks_print(&p->ranks);
+    if (!v->quiet) ranks_print(&p->ranks, p->trainer);
     if (!ranks_agree(&p->ranks, linear_ends(p, v, error), error)) return false;
     if ((stopped || to.early) && !v->quiet)
         printf("stopped at step %lld; go on with: htransformer train --run %s --resume\n",

@@ -114,6 +114,8 @@
     X(INT, recompute, 0, 0, 1, MACHINE, APPLY,                                                     \
       "keep one row per layer and token, compute the rest again")                                  \
     X(INT, pad, 0, 0, 1, MACHINE, APPLY, "give every batch the same shape")                        \
+    X(INT, shard, 0, 0, 1, MACHINE, APPLY,                                                         \
+      "several processes: each keeps its share of the optimiser's moments alone")                  \
     X(INT, eval_every, 100, 0, 1000000000, TRAINING, APPLY,                                        \
       "steps between evaluations; 0: only at the end")                                             \
     X(INT, eval_items, 0, 0, 1000000000, TRAINING, APPLY, "texts of an evaluation; 0: all")        \

@@ -122,7 +122,7 @@ static int hear(ht_world *w, int *who, char news[NEWS]) {
 
 /* All that can wait for the one that is gone, and say so; -1: they all do. */
 static int find_missing(ht_world *w) {
-    double begin = now(), tenth = 0.1 * w->patience, most = tenth < 1 ? 1 : tenth;
+    double begin = now(), most = w->patience > 20 ? 0.1 * w->patience : 2;
     struct timespec nap = {0, 1000000};
     char news[NEWS];
     int who;

@@ -49,13 +49,29 @@ static ht_status write_wide(hti_writer *w, const ht_model *m, const hti_part *pa
     return HT_OK;
 }
 
+/* The same, of an arena that is not all here. */
+static ht_status write_got(hti_writer *w, const ht_model *m, const hti_part *part,
+                           const hti_param *t, uint32_t *sum) {
+    size_t size = hti_wide_bytes(m->dtype);
+    const void *got;
+    for (int64_t at = 0; at < t->count; at += HTI_PART_MOST) {
+        int64_t n = t->count - at < HTI_PART_MOST ? t->count - at : HTI_PART_MOST;
+        TRY(part->get(part->user, &got, t->offset + at, n));
+        *sum = hti_crc32(*sum, got, (size_t)n * size);
+        TRY(hti_writer_put(w, got, (size_t)n * size));
+    }
+    return HT_OK;
+}
+
 /* entries: of the arena's tensors, in the header */
 static ht_status write_arena(hti_writer *w, const ht_model *m, const hti_part *part, ht_dtype dtype,
                              const hti_entry *entries) {
     for (int64_t i = 0; i < m->params.tensors; i++) {
         const hti_param *t = &m->params.list[i];
         uint32_t sum = 0;
-        TRY(dtype == HT_BF16 ? write_bf16(w, m, part, t, &sum) : write_wide(w, m, part, t, &sum));
+        TRY(part->get          ? write_got(w, m, part, t, &sum)
+            : dtype == HT_BF16 ? write_bf16(w, m, part, t, &sum)
+                               : write_wide(w, m, part, t, &sum));
         TRY(hti_header_sum(w, &entries[i], sum));
     }
     return HT_OK;
@@ -132,7 +148,7 @@ ht_status hti_checkpoint_save(const ht_model *m, const ht_config *config, const 
 
 ht_status ht_model_export(const ht_model *m, const char *path, ht_dtype dtype) {
     NEED(m);
-    hti_part part = {"", m->p};
+    hti_part part = {.prefix = "", .arena = m->p};
     CHECK(m->ctx, path, HT_INVALID, "ht_model_export: path is NULL");
     CHECK(m->ctx, dtype == HT_BF16 || dtype == (m->dtype == HT_F64 ? HT_F64 : HT_F32),
           HT_UNSUPPORTED, "weights of this model can be written as %s or bf16",
@@ -143,7 +159,7 @@ ht_status ht_model_export(const ht_model *m, const char *path, ht_dtype dtype) {
 ht_status ht_model_save(const ht_model *m, const char *path) {
     NEED(m);
     CHECK(m->ctx, path, HT_INVALID, "ht_model_save: path is NULL");
-    hti_part part = {"", m->p};
+    hti_part part = {.prefix = "", .arena = m->p};
     return hti_checkpoint_save(m, &m->config, &part, 1, NULL, path);
 }
 
@@ -243,14 +259,15 @@ ht_status hti_checkpoint_verify(const hti_reader *r, ht_dtype dtype) {
     return HT_OK;
 }
 
-static ht_status fill_one(const hti_reader *r, const ht_model *m, void *arena, const hti_param *t,
-                          const hti_entry *e) {
+static ht_status fill_one(const hti_reader *r, const ht_model *m, const hti_part *part,
+                          const hti_param *t, const hti_entry *e) {
     double stage[STAGE];
     uint32_t sum = 0; /* was looked at before */
     for (int64_t at = 0; at < t->count; at += STAGE) {
         int64_t n = t->count - at < STAGE ? t->count - at : STAGE;
         TRY(hti_reader_get(r, stage, e, at, n, &sum));
-        TRY(hti_tensor_write(m->ctx, arena, stage, m->dtype, t->offset + at, n));
+        TRY(part->put ? part->put(part->user, stage, t->offset + at, n)
+                      : hti_tensor_write(m->ctx, part->arena, stage, m->dtype, t->offset + at, n));
     }
     return HT_OK;
 }
@@ -262,7 +279,7 @@ ht_status hti_checkpoint_fill(const hti_reader *r, const ht_model *m, const hti_
             const hti_param *t = &m->params.list[i];
             char name[NAME];
             full_name(name, &parts[p], t);
-            TRY(fill_one(r, m, parts[p].arena, t, hti_reader_find(r, name)));
+            TRY(fill_one(r, m, &parts[p], t, hti_reader_find(r, name)));
         }
     }
     return HT_OK;
@@ -293,6 +310,7 @@ static ht_status check_merge(const ht_model *m, const hti_reader *r) {
 
 static ht_status take(ht_model *m, const hti_reader *r, int64_t *taken) {
     int64_t count = 0;
+    const hti_part part = {.prefix = "", .arena = m->p};
     TRY(check_merge(m, r));
     for (int64_t i = 0; i < m->params.tensors; i++) count += same_in(r, &m->params.list[i]) != NULL;
     CHECK(m->ctx, count > 0, HT_FORMAT, "%s has no tensor of the model's names and shapes",
@@ -301,7 +319,7 @@ static ht_status take(ht_model *m, const hti_reader *r, int64_t *taken) {
     for (int64_t i = 0; i < m->params.tensors; i++) {
         const hti_param *t = &m->params.list[i];
         const hti_entry *e = same_in(r, t);
-        if (e) TRY(fill_one(r, m, m->p, t, e));
+        if (e) TRY(fill_one(r, m, &part, t, e));
     }
     if (taken) *taken = count;
     return hti_model_round(m);
@@ -335,7 +353,7 @@ static ht_status load_labels(ht_model *m, const hti_reader *r) {
 static ht_status load(ht_model **out, hti_reader *r) {
     ht_config config;
     hti_params params;
-    hti_part part = {"", NULL};
+    hti_part part = {.prefix = ""};
     TRY(hti_checkpoint_config(&config, r));
     use_wider(&config, r->ctx);
     TRY(hti_params_make(&params, r->ctx, &config));

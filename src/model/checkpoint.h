@@ -11,7 +11,13 @@
 typedef struct hti_part {
     const char *prefix;
     void *arena; /* device, wide */
+    /* Of an arena that is not all here: `count` numbers from number `at` on, wide, in host memory
+     * until the next call; and what to do with such. NULL: all of it is here. */
+    ht_status (*get)(void *user, const void **out, int64_t at, int64_t count);
+    ht_status (*put)(void *user, const double *x, int64_t at, int64_t count);
+    void *user;
 } hti_part;
+enum { HTI_PART_MOST = 1 << 18 }; /* numbers that `get` is asked for at once */
 
 /* All tensors of the parts in one file, with the settings: the model's, or those it is trained
  * with; note: JSON for the metadata entry "trainer", or NULL. */

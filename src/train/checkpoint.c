@@ -8,21 +8,18 @@
 #include <string.h>
 
 #include "data/data.h"
-#include "train/trainer.h"
+#include "train/moments.h"
 
 enum { PARTS = 3 };
 
-static void parts_of(hti_part out[PARTS], const ht_trainer *t) {
-    out[0] = (hti_part){"", t->model->p};
-    out[1] = (hti_part){"optimizer.m.", t->m};
-    out[2] = (hti_part){"optimizer.v.", t->v};
+static void parts_of(hti_part out[PARTS], const ht_trainer *t, hti_moments *x) {
+    out[0] = (hti_part){.prefix = "", .arena = t->model->p};
+    out[1] = (hti_part){.prefix = "optimizer.m.", .arena = t->m};
+    out[2] = (hti_part){.prefix = "optimizer.v.", .arena = t->v};
+    hti_moments_parts(x, t, &out[1]);
 }
 
-ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *path) {
-    NEED(t);
-    CHECK(t->ctx, path, HT_INVALID, "ht_trainer_save: path is NULL");
-    CHECK(t->ctx, t->grads, HT_INVALID,
-          "this trainer was made for inference; save its model instead");
+static ht_status save(const ht_trainer *t, const ht_data *data, const char *path, hti_moments *x) {
     char note[320], best[96] = "null";
     if (t->has_best)
         snprintf(best, sizeof best, "%.17g,\"best_loss\":%.17g,\"stale\":%lld", t->best,
@@ -34,8 +31,28 @@ ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *
              (long long)(data ? ht_data_position(data) : 0), best,
              hti_config_choice("optimizer", (int)t->config.optimizer));
     hti_part parts[PARTS];
-    parts_of(parts, t);
+    parts_of(parts, t, x);
     return hti_checkpoint_save(t->model, &t->config, parts, PARTS, note, path);
+}
+
+/* Rank 0 writes; the others give it what it has not. */
+static ht_status save_together(const ht_trainer *t, const ht_data *data, const char *path) {
+    hti_moments x;
+    TRY(hti_moments_open(&x, t));
+    int first = t->share.rank == 0;
+    ht_status status = first ? save(t, data, path, &x) : hti_moments_serve(&x);
+    ht_status ended = first ? hti_moments_end(&x) : HT_OK;
+    hti_moments_close(&x);
+    return hti_world_agree(t->share.world, status != HT_OK ? status : ended);
+}
+
+ht_status ht_trainer_save(const ht_trainer *t, const ht_data *data, const char *path) {
+    NEED(t);
+    hti_moments all;
+    CHECK(t->ctx, path, HT_INVALID, "ht_trainer_save: path is NULL");
+    CHECK(t->ctx, t->grads, HT_INVALID,
+          "this trainer was made for inference; save its model instead");
+    return t->share.shards ? save_together(t, data, path) : save(t, data, path, &all);
 }
 
 typedef struct note {
@@ -111,8 +128,9 @@ static ht_status examine(note *out, const ht_trainer *t, const hti_part *parts,
 
 static ht_status restore(ht_trainer *t, ht_data *data, const hti_reader *r) {
     hti_part parts[PARTS];
+    hti_moments moments;
     note n;
-    parts_of(parts, t);
+    parts_of(parts, t, &moments);
     TRY(examine(&n, t, parts, r));
     TRY(hti_checkpoint_verify(r, t->model->dtype));
     TRY(take_labels(t, r, 1));
@@ -144,7 +162,8 @@ ht_status hti_trainer_readable(const ht_trainer *t, const char *path) {
     hti_reader r;
     note n;
     hti_part parts[PARTS];
-    parts_of(parts, t);
+    hti_moments moments;
+    parts_of(parts, t, &moments);
     TRY(hti_reader_open(&r, t->ctx, path));
     ht_status status = examine(&n, t, parts, &r);
     hti_reader_close(&r);

@@ -68,12 +68,13 @@ static void remove_old(const ht_trainer *t, const char *folder) {
 
 ht_status hti_folder_save(const ht_trainer *t, const ht_data *data, const char *folder) {
     char name[64], *path;
+    int first = t->share.rank == 0;
     snprintf(name, sizeof name, "step-%09lld.safetensors", (long long)t->step);
     TRY(path_of(&path, t->ctx, folder, name));
     ht_status status = ht_trainer_save(t, data, path);
-    if (status == HT_OK) status = hti_trainer_readable(t, path);
+    if (status == HT_OK && first) status = hti_trainer_readable(t, path);
     hti_host_free(t->ctx, path);
-    if (status == HT_OK) remove_old(t, folder);
+    if (status == HT_OK && first) remove_old(t, folder);
     return status;
 }
 

@@ -33,16 +33,37 @@ static double scale_of(const matrix *shape) {
     return 0.2 * sqrt((double)(shape->rows > shape->columns ? shape->rows : shape->columns));
 }
 
-static hti_muon_call call_of(const ht_trainer *t, const matrix *shape) {
+int64_t hti_muon_matrices(const ht_config *c) { return c->layers * PER_LAYER; }
+
+int64_t hti_muon_begins(const ht_config *c, const hti_params *params, int64_t i) {
+    matrix here[PER_LAYER];
+    matrices_of(here, c, &params->layers[i / PER_LAYER]);
+    return here[i % PER_LAYER].at;
+}
+
+/* The matrices that have their moments here lie side by side: from *from to *to. */
+static void range_of(const ht_trainer *t, int64_t *from, int64_t *to) {
+    const hti_params *p = &t->model->params;
+    int64_t at = *from = p->matrices, end = *to = p->decaying;
+    if (!t->share.shards) return;
+    *to = *from;
+    for (int i = 0; hti_share_next(&t->share, i, &at, &end); i++) {
+        if (at < end) *from = at, *to = end;
+        at = p->matrices, end = p->decaying;
+    }
+}
+
+/* Matrices are numbered from number `first` of the arena on. */
+static hti_muon_call call_of(const ht_trainer *t, const matrix *shape, int64_t first) {
     const ht_config *c = &t->config;
     const ht_model *m = t->model;
     return (hti_muon_call){.dtype = m->dtype,
                            .rows = shape->rows,
                            .columns = shape->columns,
-                           .p = m->p,
-                           .m = t->m,
-                           .w = m->w != m->p ? m->w : NULL,
-                           .g = t->grads,
+                           .p = hti_wide(m->p, m->dtype, first),
+                           .m = hti_wide(t->m, m->dtype, hti_share_place(&t->share, first)),
+                           .w = m->w != m->p ? hti_weight(m, first) : NULL,
+                           .g = hti_wide(t->grads, m->dtype, first),
                            .step = t->net.step,
                            .momentum = c->momentum,
                            .scale = scale_of(shape),
@@ -56,16 +77,20 @@ static ht_status over_calls(const ht_trainer *t, size_t *bytes) {
     const ht_config *c = &t->model->config;
     const hti_model_ops *ops = hti_models(t->ctx);
     matrix kinds[PER_LAYER], here[PER_LAYER];
+    int64_t from, to;
+    range_of(t, &from, &to);
     matrices_of(kinds, c, &t->model->params.layers[0]);
     for (int k = 0; k < PER_LAYER; k++) {
         int known = 0;
         for (int i = 0; i < k; i++) known |= same(&kinds[i], &kinds[k]);
-        hti_muon_call call = call_of(t, &kinds[k]);
+        hti_muon_call call = call_of(t, &kinds[k], from);
         for (int64_t l = 0; l < c->layers && !known; l++) {
             matrices_of(here, c, &t->model->params.layers[l]);
             for (int i = k; i < PER_LAYER; i++)
-                if (same(&here[i], &kinds[k])) call.at[call.count++] = here[i].at;
+                if (same(&here[i], &kinds[k]) && here[i].at >= from && here[i].at < to)
+                    call.at[call.count++] = here[i].at - from;
             if (call.count + PER_LAYER <= HTI_MUON_MOST && l + 1 < c->layers) continue;
+            if (call.count == 0) continue;
             size_t need = bytes ? ops->muon_scratch(t->ctx, &call) : 0;
             if (!bytes) TRY(ops->muon(t->ctx, &call));
             if (bytes && need > *bytes) *bytes = need;

@@ -101,7 +101,8 @@ static ht_status forget_ahead(run *r) {
 
 static ht_status save(run *r) {
     TRY(forget_ahead(r));
-    return agree_on(r, writes(r) ? hti_folder_save(r->t, r->desc->train, r->desc->folder) : HT_OK);
+    int here = writes(r) || r->t->share.shards;
+    return agree_on(r, here ? hti_folder_save(r->t, r->desc->train, r->desc->folder) : HT_OK);
 }
 
 static ht_status write_best(const run *r) {

@@ -14,15 +14,32 @@
 
 /* ---- create and destroy ---- */
 
+static int uses_muon(const ht_trainer *t) { return t->config.optimizer == HTI_OPTIMIZER_MUON; }
+
+static size_t arena_bytes(const ht_trainer *t, int64_t numbers) {
+    return (size_t)numbers * hti_wide_bytes(t->model->dtype);
+}
+
+/* Of each of the two moments. */
+static size_t moment_bytes(const ht_trainer *t) {
+    return arena_bytes(t, hti_share_moments(&t->share, &t->model->params));
+}
+
 static ht_status allocate(ht_trainer *t) {
-    size_t bytes = (size_t)t->model->params.total * hti_wide_bytes(t->model->dtype);
+    const hti_params *p = &t->model->params;
+    const size_t bytes[] = {arena_bytes(t, p->total), moment_bytes(t), moment_bytes(t)};
     void **blocks[] = {&t->grads, &t->m, &t->v};
     for (int i = 0; i < 3; i++) {
-        TRY(t->ctx->ops->alloc(t->ctx, blocks[i], bytes));
-        TRY(t->ctx->ops->fill(t->ctx, *blocks[i], 0, bytes));
+        TRY(t->ctx->ops->alloc(t->ctx, blocks[i], bytes[i] ? bytes[i] : 1));
+        TRY(t->ctx->ops->fill(t->ctx, *blocks[i], 0, bytes[i]));
     }
-    if (t->config.optimizer != HTI_OPTIMIZER_MUON) return HT_OK;
-    return t->ctx->ops->alloc(t->ctx, &t->muon, hti_muon_scratch(t));
+    size_t muon = uses_muon(t) ? hti_muon_scratch(t) : 0;
+    return muon ? t->ctx->ops->alloc(t->ctx, &t->muon, muon) : HT_OK;
+}
+
+static ht_status prepare(ht_trainer *t, ht_world *world) {
+    TRY(hti_share_open(&t->share, world, t->ctx, &t->config, &t->model->params, t->model->dtype));
+    return allocate(t);
 }
 
 ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_desc *desc) {
@@ -43,9 +60,7 @@ ht_status ht_trainer_create(ht_trainer **out, ht_model *model, const ht_trainer_
     t->model = model;
     t->ctx = ctx;
     t->config = config;
-    ht_status status = own.inference ? HT_OK : allocate(t);
-    if (status == HT_OK && !own.inference)
-        status = hti_share_open(&t->share, own.world, ctx, &config, &model->params, model->dtype);
+    ht_status status = own.inference ? HT_OK : prepare(t, own.world);
     config.batch = hti_share_most(&t->share, config.batch);
     if (status == HT_OK) status = hti_net_create(&t->net, model, &config, t->grads);
     if (status != HT_OK) {
@@ -80,10 +95,12 @@ ht_status ht_trainer_explain(const ht_trainer *t, int backward, ht_kernels_info 
     return ht_attention_explain(t->net.plan, NULL, NULL, backward, out);
 }
 
+size_t ht_trainer_moments(const ht_trainer *t) { return t && t->grads ? 2 * moment_bytes(t) : 0; }
+
 size_t ht_trainer_bytes(const ht_trainer *t) {
     if (!t) return 0;
-    size_t arena = (size_t)t->model->params.total * hti_wide_bytes(t->model->dtype);
-    return t->net.bytes + (t->grads ? 3 * arena : 0) + (t->muon ? hti_muon_scratch(t) : 0) +
+    return t->net.bytes + (t->grads ? arena_bytes(t, t->model->params.total) : 0) +
+           ht_trainer_moments(t) + (t->muon ? hti_muon_scratch(t) : 0) +
            hti_flight_bytes(&t->share.flight);
 }
 
@@ -128,6 +145,8 @@ static ht_status receive(ht_trainer *t, ht_report *r, int64_t tokens) {
                      .rate = s.in.rate,
                      .gradient_norm = sqrt(s.out.square),
                      .applied = s.out.applied != 0};
+    /* a rank whose pieces are all Muon's has nobody else to say so */
+    if (t->share.shards) r->applied = isfinite(s.out.square) && isfinite(s.out.loss);
     r->loss = s.out.targets > 0 ? s.out.loss / s.out.targets : 0;
     r->accuracy = s.out.targets > 0 ? s.out.correct / s.out.targets : 0;
     return HT_OK;
@@ -142,33 +161,42 @@ static ht_status run_micro(ht_trainer *t) {
     return hti_net_backward(&t->net, t->grads);
 }
 
+static ht_status adamw(ht_trainer *t, int64_t from, int64_t to, double decay) {
+    const ht_config *c = &t->config;
+    ht_dtype dtype = t->model->dtype;
+    int64_t moment = hti_share_place(&t->share, from);
+    hti_adamw_call a = {.dtype = dtype,
+                        .count = to - from,
+                        .p = hti_wide(t->model->p, dtype, from),
+                        .m = hti_wide(t->m, dtype, moment),
+                        .v = hti_wide(t->v, dtype, moment),
+                        .g = hti_wide(t->grads, dtype, from),
+                        .step = t->net.step,
+                        .beta1 = c->beta1,
+                        .beta2 = c->beta2,
+                        .epsilon = c->adam_epsilon,
+                        .decay = decay,
+                        .clip = c->clip};
+    if (t->model->w != t->model->p) a.w = hti_weight(t->model, from);
+    return hti_models(t->ctx)->adamw(t->ctx, &a);
+}
+
+/* What has moments here of [from, to). */
+static ht_status run_adamw(ht_trainer *t, int64_t from, int64_t to, double decay) {
+    int64_t at = from, end = to;
+    for (int i = 0; hti_share_next(&t->share, i, &at, &end); i++, at = from, end = to)
+        if (at < end) TRY(adamw(t, at, end, decay));
+    return HT_OK;
+}
+
 static ht_status run_update(ht_trainer *t) {
     const hti_params *p = &t->model->params;
     const hti_model_ops *ops = hti_models(t->ctx);
-    const ht_config *c = &t->config;
     ht_dtype dtype = t->model->dtype;
     if (!t->share.world) TRY(ops->square(t->ctx, dtype, t->net.step, t->grads, p->total));
     if (t->muon) TRY(hti_muon_update(t));
-    for (int part = 0; part < 2; part++) {
-        int64_t from = part ? p->decaying : 0;
-        int64_t to = part ? p->total : t->muon ? p->matrices : p->decaying;
-        if (from == to) continue;
-        hti_adamw_call a = {.dtype = dtype,
-                            .count = to - from,
-                            .p = hti_wide(t->model->p, dtype, from),
-                            .m = hti_wide(t->m, dtype, from),
-                            .v = hti_wide(t->v, dtype, from),
-                            .g = hti_wide(t->grads, dtype, from),
-                            .step = t->net.step,
-                            .beta1 = c->beta1,
-                            .beta2 = c->beta2,
-                            .epsilon = c->adam_epsilon,
-                            .decay = part ? 0 : c->weight_decay,
-                            .clip = c->clip};
-        if (t->model->w != t->model->p) a.w = hti_weight(t->model, from);
-        TRY(ops->adamw(t->ctx, &a));
-    }
-    return HT_OK;
+    TRY(run_adamw(t, 0, uses_muon(t) ? p->matrices : p->decaying, t->config.weight_decay));
+    return run_adamw(t, p->decaying, p->total, 0);
 }
 
 /* Runs a part of the step: directly, or recorded once and then replayed where the device can. */
@@ -221,7 +249,8 @@ ht_status hti_step_add(ht_trainer *t, const ht_batch *batch, int64_t count) {
 
 ht_status hti_step_update(ht_trainer *t) {
     if (t->share.world) TRY(hti_share_gradient(t));
-    return run(t, HTI_UPDATE, run_update);
+    TRY(run(t, HTI_UPDATE, run_update));
+    return t->share.shards ? hti_share_weights(t) : HT_OK;
 }
 
 ht_status hti_step_end(ht_trainer *t, ht_report *out) {

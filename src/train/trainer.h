@@ -16,15 +16,16 @@ struct ht_trainer {
     ht_config config;
     hti_net net;
     hti_share share;
-    void *grads, *m, *v; /* device, wide, laid out as the parameters; NULL in inference */
-    void *muon;          /* device: scratch of the matrices' update, or NULL */
-    int64_t step;        /* calls of ht_trainer_step so far */
-    int64_t applied;     /* updates that were made */
-    int64_t micro;       /* micro-batches so far: the offset of every dropout mask */
-    int64_t tokens;      /* of the step at work */
-    double best;         /* score of the best evaluation so far (run.c); valid if has_best */
-    double best_loss;    /* its loss */
-    int64_t stale;       /* evaluations since then */
+    void *grads;      /* device, wide, laid out as the parameters; NULL in inference */
+    void *m, *v;      /* the same, or this rank's part of them (hti_share) */
+    void *muon;       /* device: scratch of the matrices' update, or NULL */
+    int64_t step;     /* calls of ht_trainer_step so far */
+    int64_t applied;  /* updates that were made */
+    int64_t micro;    /* micro-batches so far: the offset of every dropout mask */
+    int64_t tokens;   /* of the step at work */
+    double best;      /* score of the best evaluation so far (run.c); valid if has_best */
+    double best_loss; /* its loss */
+    int64_t stale;    /* evaluations since then */
     int has_best;
     /* captured parts of a step, where the device can: a micro-batch without and with masked rows,
      * the update. The first time a part runs directly, so that everything it needs is loaded. */
@@ -43,6 +44,9 @@ ht_status hti_step_end(ht_trainer *t, ht_report *out);
 /* The update of the layers' matrices (muon.c): bytes of t->muon, and the work itself. */
 size_t hti_muon_scratch(const ht_trainer *t);
 ht_status hti_muon_update(const ht_trainer *t);
+/* How many there are, and where number i in the order of the arena begins. */
+int64_t hti_muon_matrices(const ht_config *config);
+int64_t hti_muon_begins(const ht_config *config, const hti_params *params, int64_t i);
 
 /* Would ht_trainer_restore take the file, by its header? */
 ht_status hti_trainer_readable(const ht_trainer *t, const char *path);

@@ -85,11 +85,14 @@ static void open_data(party *p, const ht_config *config, const char *text) {
     OK(ctx, ht_data_open(&p->valid, ctx, &desc));
 }
 
+static int shard; /* do ranks divide the moments? */
+
 static party begin(int which, const char *dtype, ht_world *with) {
     party p = {0};
     ht_trainer_desc desc = HT_TRAINER_DESC_INIT;
     ht_config *config = training_config(cases[which].settings);
     training_choose(config, "dtype", dtype);
+    training_set(config, "shard", shard);
     open_data(&p, config, cases[which].text);
     if (ht_data_labels(p.train)) training_set(config, "classes", 3);
     OK(ctx, ht_model_create(&p.model, ctx, config));
@@ -252,6 +255,74 @@ static void test_resume(void **state) {
     }
 }
 
+/* Bytes of a file behind its header, which names the settings. */
+static char *read_file(const char *folder, size_t *count) {
+    char path[160];
+    uint64_t header;
+    snprintf(path, sizeof path, "%s/step-000000020.safetensors", folder);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    assert_int_equal(fread(&header, 1, sizeof header, file), sizeof header);
+    fseek(file, 0, SEEK_END);
+    *count = (size_t)ftell(file) - 8 - header;
+    char *data = malloc(*count);
+    fseek(file, (long)header + 8, SEEK_SET);
+    assert_int_equal(fread(data, 1, *count, file), *count);
+    fclose(file);
+    return data;
+}
+
+static void same_files(const char *one, const char *other) {
+    size_t bytes, others;
+    char *x = read_file(one, &bytes), *y = read_file(other, &others);
+    assert_int_equal(bytes, others);
+    assert_memory_equal(x, y, bytes);
+    free(x);
+    free(y);
+}
+
+/* On from the checkpoint in the middle; the last one is gone, and is there again. */
+static void go_on(party *p, int which, int shards, const char *folder) {
+    char last[160];
+    snprintf(last, sizeof last, "%s/step-000000020.safetensors", folder);
+    OK(ctx, hti_world_barrier(world));
+    if (rank == 0) unlink(last);
+    OK(ctx, hti_world_barrier(world));
+    shard = shards;
+    *p = begin(which, "f64", world);
+    OK(ctx, train(p, folder, 1));
+}
+
+/* Divided moments: the same bits, in weights and in files; a run goes on with them and without. */
+static void test_shards(void **state) {
+    (void)state;
+    for (int i = 0; i < CASES; i++) {
+        char whole[128], parts[128];
+        party all, some, more;
+        shard = 0, all = begin(i, "f64", world);
+        shard = 1, some = begin(i, "f64", world);
+        double share = (double)ht_trainer_moments(some.trainer);
+        share /= (double)ht_trainer_moments(all.trainer);
+        if (share > 1.08 / ranks) fail_msg("%s: a rank has %g of all", cases[i].name, share);
+        snprintf(whole, sizeof whole, "%s", shared("whole"));
+        snprintf(parts, sizeof parts, "%s", shared("parts"));
+        OK(ctx, train(&all, whole, 0));
+        OK(ctx, train(&some, parts, 0));
+        compare(&all, &some, 0);
+        assert_true(all.loss == some.loss);
+        if (rank == 0) same_files(whole, parts);
+        for (int shards = 1; shards >= 0; shards--) {
+            go_on(&more, i, shards, parts);
+            compare(&all, &more, 0);
+            if (rank == 0) same_files(whole, parts);
+            end(&more);
+        }
+        end(&all);
+        end(&some);
+    }
+    shard = 0;
+}
+
 static void test_refused(void **state) {
     (void)state;
     char words[96];
@@ -301,9 +372,10 @@ int main(void) {
     write_files();
     if (rank > 0 && !freopen("/dev/null", "w", stdout)) return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_as_one),  cmocka_unit_test(test_float),
-        cmocka_unit_test(test_dropout), cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_other_data),
+        cmocka_unit_test(test_as_one),     cmocka_unit_test(test_float),
+        cmocka_unit_test(test_dropout),    cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_shards),     cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_other_data),
     };
     int failed = cmocka_run_group_tests_name("together", tests, NULL, NULL);
     ht_world_close(world, failed ? "a test failed" : NULL);
