@@ -10,6 +10,7 @@
 #               compute in bf16 on a GPU
 #   KINDS       attention kinds, "hierarchical local"; also full
 #   SEED        1
+#   SEEDS       "1 2 3": one run after the other, and at the end mean and standard error
 #   STEPS, BATCH, ARGS   instead of the set's; ARGS are more flags of train: "--block 32"
 #   PRETRAIN    steps of guessing hidden tokens of the training set before, PRETRAIN_ARGS: their
 #               flags; 0, but best/ has 1500 for listops (next tokens), 16000 for text, 6000 for
@@ -41,6 +42,9 @@ fail() {
     echo "lra.sh: $*" >&2
     exit 1
 }
+for seed in ${SEEDS:-$SEED}; do
+    case $seed in *[!0-9]*) fail "SEEDS are whole numbers, got '$seed'" ;; esac
+done
 case $SET in tuned | lra | best) ;; *) fail "SET is tuned, lra or best, got '$SET'" ;; esac
 [ -x "$HT" ] || fail "there is no $HT: run scripts/build.sh, or set HT"
 if [ -z "${HT_DEVICE:-}" ]; then
@@ -311,6 +315,11 @@ fi
 for task in "$@"; do
     data_of "$task"
     [ "$task" != listops ] || "$HT" data ladder ${ITEMS:+--items "$ITEMS"}
-    for kind in $KINDS; do one "$task" "$kind"; done
+    for kind in $KINDS; do
+        for seed in ${SEEDS:-$SEED}; do
+            SEED=$seed
+            one "$task" "$kind"
+        done
+    done
 done
-[ ! -f "$RESULTS" ] || "$HT" results "$RESULTS"
+[ ! -f "$RESULTS" ] || "$HT" results "$RESULTS" ${SEEDS:+--seeds}

@@ -43,18 +43,28 @@ STEPS=2 KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
 }
 [ "$(ls -l "$DATA/pathfinder-80")" = "$before" ] || fail "the set was made again"
 [ "$(wc -l <"$RESULTS")" -eq 6 ] || fail "a run was made again"
+# several seeds: of those that are there already none is made again
+SEEDS="1 3 4" KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
+    cat "$folder/out"
+    fail "the call with SEEDS failed"
+}
+[ "$(wc -l <"$RESULTS")" -eq 8 ] || fail "seeds 3 and 4 should be new: $(cat "$RESULTS")"
+grep -q 'pathfinder .* local .* 2     3 .* | 1: .*, 3: .*, 4: ' "$folder/out" ||
+    fail "there are no three seeds: $(cat "$folder/out")"
+if SEEDS="1 x" "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1; then fail "x is no seed"; fi
+grep -q "SEEDS are whole numbers, got 'x'" "$folder/out" || fail "it does not name the seed"
 # a run that takes too long is saved and goes on
 STEPS=3000 LIMIT=1 KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
     cat "$folder/out"
     fail "the call with a limit failed"
 }
 grep -q "was stopped at step" "$folder/out" || fail "it was not stopped: $(tail -n 3 "$folder/out")"
-[ "$(wc -l <"$RESULTS")" -eq 6 ] || fail "a run that was stopped is no result"
+[ "$(wc -l <"$RESULTS")" -eq 8 ] || fail "a run that was stopped is no result"
 STEPS=3000 KINDS=local "$2/scripts/lra.sh" pathfinder >"$folder/out" 2>&1 || {
     cat "$folder/out"
     fail "the run did not go on"
 }
-[ "$(wc -l <"$RESULTS")" -eq 7 ] || fail "the run that went on left no line"
+[ "$(wc -l <"$RESULTS")" -eq 9 ] || fail "the run that went on left no line"
 # its log is thinned: every evaluation, the last step, 150 lines
 log=$(tail -n 1 "$RESULTS" | sed 's/.*"log": "\([^"]*\)".*/\1/')
 run=$(basename "$log" .jsonl.gz)
@@ -77,7 +87,7 @@ KINDS=local SET=lra "$2/scripts/lra.sh" text >"$folder/out" 2>&1 || {
 }
 tail -n 1 "$RESULTS" | grep -q "\"args\": \"$ARGS\"" || fail "SET=lra has flags of its own"
 tuned='"args": "--attention_dropout 0 .*--pool max .*--head_hidden 8 '
-[ "$(grep -c -- "$tuned" "$RESULTS")" -eq 6 ] ||
+[ "$(grep -c -- "$tuned" "$RESULTS")" -eq 8 ] ||
     fail "text and pathfinder should have flags of their own, then the caller's"
 if SET=worst "$2/scripts/lra.sh" text >"$folder/out" 2>&1; then fail "there is no set worst"; fi
 grep -q "SET is tuned, lra or best, got 'worst'" "$folder/out" || fail "it does not name the set"
