@@ -140,7 +140,11 @@
     X(INT, patch, 1, 1, 64, DATA, KEEP,                                                            \
       "images: pixels a side of the squares they are read in; 1: lines")                           \
     X(INT, shrink, 1, 1, 64, DATA, KEEP,                                                           \
-      "images: of squares of this side the brightest pixel is read alone")
+      "images: of squares of this side the brightest pixel is read alone")                         \
+    X(INT, flip, 0, 0, 1, TRAINING, APPLY,                                                         \
+      "images to train on: half of them mirrored, left for right")                                 \
+    X(INT, shift, 0, 0, 64, TRAINING, APPLY,                                                       \
+      "images to train on: moved by up to so many pixels, up or down and to a side")
 
 /* The names of each CHOICE, number 0 first. */
 #define HTI_CONFIG_CHOICES(X)                                                               \

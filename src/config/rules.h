@@ -68,6 +68,8 @@
     X(squares, c->patch == 1 || hti_config_of_images(c), "patch is for images", "patch", "format") \
     X(smaller, c->shrink == 1 || hti_config_of_images(c), "shrink is for images", "shrink",        \
       "format")                                                                                    \
+    X(varied, (!c->flip && c->shift == 0) || hti_config_of_images(c),                              \
+      "flip and shift are for images", "flip", "shift", "format")                                  \
     X(last_layer, !c->tied || c->output_scale == 1,                                                \
       "output_scale is for a last layer of its own: with tied 1 it must be 1", "output_scale",     \
       "tied")                                                                                      \

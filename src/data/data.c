@@ -97,8 +97,12 @@ static ht_status allocate(ht_data *d) {
     d->batch_starts = hti_host_alloc(d->ctx, sizeof *d->batch_starts * (sequences + 1));
     if (hti_config_marks(&d->config))
         d->batch_back = hti_host_alloc(d->ctx, sizeof *d->batch_back * tokens);
+    int varies = hti_images_varies(&d->config);
+    if (varies) d->image = hti_host_alloc(d->ctx, sizeof *d->image * (size_t)d->config.length);
     int marked = !hti_config_marks(&d->config) || d->batch_back;
-    CHECK(d->ctx, d->order && d->batch_tokens && d->batch_targets && d->batch_starts && marked,
+    CHECK(d->ctx,
+          d->order && d->batch_tokens && d->batch_targets && d->batch_starts && marked &&
+              (!varies || d->image),
           HT_NOMEM, "out of memory: a batch of %zu tokens", tokens);
     return HT_OK;
 }
@@ -204,6 +208,7 @@ void ht_data_close(ht_data *d) {
     hti_host_free(d->ctx, d->batch_targets);
     hti_host_free(d->ctx, d->batch_starts);
     hti_host_free(d->ctx, d->batch_back);
+    hti_host_free(d->ctx, d->image);
     hti_host_free(d->ctx, d);
 }
 
@@ -295,8 +300,9 @@ static void guess_next(ht_data *d, int64_t at, int64_t n) {
     d->batch_targets[at + n - 1] = -1;
 }
 
-/* Item `item` as number `slot` of the batch; draw: which drawing of the run this is. */
-static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw) {
+/* Item `item` as number `slot` of the batch; draw: which drawing of the run this is; to train: it
+ * is one. */
+static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw, int to_train) {
     int width = per_item(d);
     if (d->config.format == HTI_FORMAT_TEXT) {
         int64_t at = d->batch_starts[d->batch_sequences];
@@ -313,6 +319,7 @@ static void put_item(ht_data *d, int64_t item, int64_t slot, uint64_t draw) {
         int64_t at = d->batch_starts[slot * width + i];
         int64_t sequence = d->papers.used ? papers_of(d)[item * width + i] : item * width + i;
         int64_t n = put_sequence(d, sequence, at);
+        if (to_train && d->image) hti_images_vary(d, d->batch_tokens + at, n, draw);
         d->batch_starts[slot * width + i + 1] = (int32_t)(at + n);
         if (hti_config_hides(&d->config))
             hide(d, draw, at, n);
@@ -347,7 +354,8 @@ ht_status hti_data_next(ht_data *d, ht_batch *out, hti_part_of share) {
         return HT_END;
     }
     int64_t from = n * share.rank / share.ranks, to = n * (share.rank + 1) / share.ranks;
-    for (int64_t i = from; i < to; i++) put_item(d, d->next + i, i - from, (uint64_t)(d->next + i));
+    for (int64_t i = from; i < to; i++)
+        put_item(d, d->next + i, i - from, (uint64_t)(d->next + i), 0);
     d->next += n;
     finish(d, out, to - from);
     return HT_OK;
@@ -380,7 +388,7 @@ ht_status hti_data_draw(ht_data *d, ht_batch *out, hti_part_of share) {
     for (int64_t i = from; i < to; i++) {
         int64_t at = d->position + i;
         shuffle(d, at / d->items);
-        put_item(d, d->order[at % d->items], i - from, (uint64_t)at);
+        put_item(d, d->order[at % d->items], i - from, (uint64_t)at, 1);
     }
     d->position += n;
     finish(d, out, to - from);

@@ -40,6 +40,8 @@ struct ht_data {
     int64_t classes_asked; /* of the configuration; 0: they are counted */
     ht_rows_info rows;     /* labelled texts: what was read */
     int narrow;            /* 1: tokens are uint8_t: pixels */
+    int64_t image_width;   /* images: of all of them, as they are read */
+    int32_t *image;        /* [length] room for one that is to vary; else NULL */
     int64_t items;
     int64_t longest, cut;
     hti_tokens text;         /* texts: all documents one after the other */
@@ -100,6 +102,12 @@ void hti_text_put(ht_data *d, int64_t item); /* a window into the batch */
 ht_status hti_listops_make(ht_data *d, const ht_data_desc *desc);
 ht_status hti_images_read(ht_data *d, const ht_data_desc *desc);
 ht_status hti_images_make(ht_data *d, const ht_data_desc *desc); /* Pathfinder */
+
+/* vary.c: images to train on may be mirrored and moved. All are then to have one width, of which
+ * this is that of another file; and the change itself, at a drawing of the run. */
+int hti_images_varies(const ht_config *c);
+ht_status hti_images_width(ht_data *d, const char *name, int64_t width);
+void hti_images_vary(ht_data *d, int32_t *pixels, int64_t count, uint64_t draw);
 
 /* An expression as ids; *count may be more than room. */
 ht_status hti_listops_encode(ht_context *ctx, const char *text, size_t bytes, uint16_t *ids,

@@ -505,6 +505,90 @@ static void squares(void **state) {
                 "Pathfinder: images of 32 x 32 pixels have no squares of patch 5");
 }
 
+/* What became of the picture of 4 x 6 pixels 1, 2, 3, ... in squares of `patch`: mirrored or not,
+ * and how far it went; -1: nothing that may have become of it, by looking at every pixel. */
+static int change_of(const int32_t *tokens, int patch, int shift) {
+    int32_t picture[4][6], found = -1;
+    for (int i = 0; i < 24; i++) {
+        int square = i / (patch * patch), within = i % (patch * patch), across = 6 / patch;
+        if (patch == 1)
+            picture[i / 6][i % 6] = tokens[i];
+        else
+            picture[square / across * patch + within / patch]
+                   [square % across * patch + within % patch] = tokens[i];
+    }
+    for (int way = 0; way < 2 * (2 * shift + 1) * (2 * shift + 1); way++) {
+        int moves = 2 * shift + 1, right = way / 2 % moves - shift, wrong = 0;
+        int down = way / 2 / moves - shift;
+        for (int y = 0; y < 4; y++)
+            for (int x = 0; x < 6; x++) {
+                int to_x = (way % 2 ? 5 - x : x) + right, to_y = y + down;
+                if (to_x >= 0 && to_x < 6 && to_y >= 0 && to_y < 4)
+                    wrong |= picture[to_y][to_x] != 1 + y * 6 + x;
+            }
+        for (int y = 0; y < 4; y++) /* what came in is black */
+            for (int x = 0; x < 6; x++)
+                if (x - right < 0 || x - right > 5 || y - down < 0 || y - down > 3)
+                    wrong |= picture[y][x] != 0;
+        if (!wrong) found = found < 0 ? way : 1000;
+    }
+    return found == 1000 ? -1 : found;
+}
+
+static void varied_as(int patch, int flip, int shift) {
+    enum { DRAWS = 400 };
+    ht_config *config = training_config(
+        "{\"format\":\"images\",\"vocab\":256,\"length\":24,\"batch\":1,\"mask_zero\":0}");
+    training_set(config, "patch", patch), training_set(config, "flip", flip);
+    training_set(config, "shift", shift);
+    int32_t drawn[DRAWS][24];
+    int seen[64] = {0}, ways = 0;
+    ht_batch b = HT_BATCH_INIT;
+    ht_data *data = open_data(config, training_path("a.images"), NULL);
+    for (int i = 0; i < DRAWS; i++) {
+        OK(cpu, ht_data_draw(data, &b));
+        memcpy(drawn[i], b.tokens, sizeof drawn[i]);
+        int way = change_of(b.tokens, patch, shift);
+        assert_true(way >= 0);
+        ways += !seen[way]++;
+        assert_true(flip || way % 2 == 0);
+    }
+    assert_int_equal(ways, (1 + flip) * (2 * shift + 1) * (2 * shift + 1));
+    OK(cpu, ht_data_next(data, &b)); /* to judge by, and whole */
+    if (flip || shift) assert_int_equal(change_of(b.tokens, patch, 0), 0);
+    ht_data_close(data);
+    data = open_data(config, training_path("a.images"), NULL); /* a run that goes on */
+    OK(cpu, ht_data_seek(data, 37));
+    OK(cpu, ht_data_draw(data, &b));
+    assert_memory_equal(b.tokens, drawn[37], sizeof drawn[37]);
+    ht_data_close(data);
+}
+
+/* Images to train on mirrored and moved: every way comes, and nothing else. */
+static void varied(void **state) {
+    (void)state;
+    uint8_t file[32 + 25] = {'h', 't', 'i', 'm', 'a', 'g', 'e', 's', 1, 0, 0, 0, 4, 0, 0, 0,
+                             6,   0,   0,   0,   2,   0,   0,   0,   1, 0, 0, 0, 0, 0, 0, 0};
+    for (int i = 0; i < 24; i++) file[33 + i] = (uint8_t)(i + 1);
+    write_bytes("a.images", file, sizeof file);
+    varied_as(1, 0, 0), varied_as(1, 1, 0), varied_as(1, 0, 1), varied_as(2, 1, 1);
+    ht_config *config = training_config("{\"format\":\"images\",\"vocab\":256,\"length\":24}");
+    assert_int_equal(mkdir(training_path("two"), 0700), 0);
+    write_bytes("two/a.images", file, sizeof file);
+    file[12] = 6, file[16] = 4;
+    write_bytes("two/b.images", file, sizeof file);
+    ht_data_close(open_data(config, training_path("two"), NULL));
+    training_set(config, "flip", 1);
+    refuse_data(config, training_path("two"), NULL,
+                "b.images: images 4 pixels wide, those before have 6: set flip 0 and shift 0");
+    config = training_config("{\"format\":\"text\",\"task\":\"language\",\"shift\":2}");
+    REFUSED(NULL, ht_config_check(config), HT_INVALID,
+            "flip and shift are for images, got flip 0, shift 2, format text");
+    REFUSED(NULL, ht_config_set_int(config, "flip", 2), HT_INVALID, "flip must be 0 to 1, got 2");
+    REFUSED(NULL, ht_config_set_int(config, "shift", 65), HT_INVALID,
+            "shift must be 0 to 64, got 65");
+}
+
 /* 4 x 6 pixels in squares of 2 x 2, of each the brightest; then cut into squares of what is left.
  */
 static void shrunk(void **state) {
@@ -656,8 +740,8 @@ int main(void) {
         cmocka_unit_test(listops_files), cmocka_unit_test(listops_crowd),
         cmocka_unit_test(reviews),       cmocka_unit_test(cifar10),
         cmocka_unit_test(images),        cmocka_unit_test(squares),
-        cmocka_unit_test(shrunk),        cmocka_unit_test(papers),
-        cmocka_unit_test(arguments),
+        cmocka_unit_test(varied),        cmocka_unit_test(shrunk),
+        cmocka_unit_test(papers),        cmocka_unit_test(arguments),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

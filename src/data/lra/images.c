@@ -166,6 +166,7 @@ static ht_status read_file(void *user, const char *name, const char *bytes, size
     records from = {.name = name};
     TRY(find_records(d, &from, bytes, count));
     TRY(check_squares(d, name, from.height, from.width));
+    TRY(hti_images_width(d, name, from.width));
     uint64_t tokens = from.pixels / area_of(d);
     if (r->desc->holdout == 0) TRY(hti_buffer_need(&d->tokens, from.count * tokens));
     for (uint64_t i = 0; i < from.count; i++) {
@@ -228,6 +229,7 @@ ht_status hti_images_make(ht_data *d, const ht_data_desc *desc) {
           "Pathfinder images have 1024 or 16384 pixels, got %lld (length %lld, shrink %lld)",
           (long long)pixels, (long long)c->length, (long long)c->shrink);
     TRY(check_squares(d, "Pathfinder", side, side));
+    TRY(hti_images_width(d, "Pathfinder", side));
     TRY(hti_pathfinder_create(&p, d->ctx, (int)side, (int)c->distractors));
     ht_status status = hti_buffer_need(&d->tokens, (size_t)(c->length * count));
     if (status == HT_OK) status = hti_buffer_need(&d->labels, sizeof(int32_t) * (size_t)count);
