@@ -9,13 +9,13 @@
 
 const char *const cli_kinds[] = {"hierarchical", "full", "local", NULL};
 const char *const cli_queries[] = {"auto", "mean", "first", "fine", NULL};
-const char *const cli_dtypes[] = {"f32", "bf16", "f64", NULL};
+const char *const cli_dtypes[] = {"f32", "bf16", "f64", "f16", NULL};
 
 _Static_assert(HT_HIERARCHICAL == 0 && HT_FULL == 1 && HT_LOCAL == 2, "order of cli_kinds");
 _Static_assert(HT_QUERY_AUTO == 0 && HT_QUERY_MEAN == 1 && HT_QUERY_FIRST == 2 &&
                    HT_QUERY_FINE == 3,
                "order of cli_queries");
-_Static_assert(HT_F32 == 0 && HT_BF16 == 1 && HT_F64 == 2, "order of cli_dtypes");
+_Static_assert(HT_F32 == 0 && HT_BF16 == 1 && HT_F64 == 2 && HT_F16 == 3, "order of cli_dtypes");
 
 ht_query cli_query(int chosen, int causal, int64_t open) {
     ht_attention_desc desc = HT_ATTENTION_DESC_INIT;

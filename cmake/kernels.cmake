@@ -30,6 +30,9 @@ if(HT_FUZZ) # fuzz targets run plain loops; with sanitizers these take a compile
   endforeach()
 endif()
 
+# kernels that are compiled once for bf16 and once for f16 (src/cuda/element.h)
+set(typed_kernels "/cuda/(typed|full/.*|narrow/.*|tile/.*|tower/[^/]*)[.]cu$")
+
 if(HT_CUDA)
   # nvcc is often installed without being on the PATH
   find_program(HT_NVCC nvcc HINTS ENV CUDACXX PATHS /usr/local/cuda/bin)
@@ -60,8 +63,14 @@ if(HT_WITH_CUDA)
   list(REMOVE_ITEM attention_cuda_sources ${PROJECT_SOURCE_DIR}/src/cuda/launch.cu)
   add_library(ht_cuda_launch OBJECT src/cuda/launch.cu)
   add_library(ht_cuda_attention OBJECT ${attention_cuda_sources})
+  set(typed_sources ${attention_cuda_sources})
+  list(FILTER typed_sources INCLUDE REGEX "${typed_kernels}")
+  list(FILTER typed_sources EXCLUDE REGEX "/tower/first[.]cu$")
+  add_library(ht_cuda_attention_f16 OBJECT ${typed_sources})
+  target_compile_definitions(ht_cuda_attention_f16 PRIVATE HTI_F16)
   add_library(ht_cuda_models OBJECT ${models_cuda_sources})
-  set(attention_kernels $<TARGET_OBJECTS:ht_cuda_attention> $<TARGET_OBJECTS:ht_cuda_launch>)
+  set(attention_kernels $<TARGET_OBJECTS:ht_cuda_attention>
+    $<TARGET_OBJECTS:ht_cuda_attention_f16> $<TARGET_OBJECTS:ht_cuda_launch>)
   set(models_kernels $<TARGET_OBJECTS:ht_cuda_models>)
   set(models_kernels_shared $<TARGET_OBJECTS:ht_cuda_launch>)
   # the smallest fat binaries that this nvcc can make
@@ -75,7 +84,7 @@ if(HT_WITH_CUDA)
   if(HT_CUDA_QUICK AND nvcc_help MATCHES "--Ofast-compile")
     set(quick -Ofc=max)
   endif()
-  foreach(objects ht_cuda_launch ht_cuda_attention ht_cuda_models)
+  foreach(objects ht_cuda_launch ht_cuda_attention ht_cuda_attention_f16 ht_cuda_models)
     target_include_directories(${objects} PRIVATE include src)
     # no exceptions and no C++ library: the objects are linked by the C compiler
     target_compile_options(${objects} PRIVATE -O3 ${quick} ${compress}

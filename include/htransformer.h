@@ -137,7 +137,7 @@ HT_API ht_status ht_memory_copy(ht_context *ctx, void *device_dst, const void *d
 
 /* ---- attention --------------------------------------------------------------------------- */
 
-typedef enum ht_dtype { HT_F32 = 0, HT_BF16 = 1, HT_F64 = 2, HT_F16 = 3 /* reserved */ } ht_dtype;
+typedef enum ht_dtype { HT_F32 = 0, HT_BF16 = 1, HT_F64 = 2, HT_F16 = 3 } ht_dtype;
 
 typedef enum ht_kind {
     HT_HIERARCHICAL = 0, /* linear in the length */

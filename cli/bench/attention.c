@@ -205,7 +205,8 @@ static bool measure(bench_run *run, shape *s) {
 }
 
 static bool check(bench_run *run, const shape *s) {
-    double bound = run->desc.dtype == HT_BF16 ? BENCH_BOUND * 1.02 : BENCH_BOUND * 1.0001;
+    double bound =
+        bench_real_bytes(run->desc.dtype) == 2 ? BENCH_BOUND * 1.02 : BENCH_BOUND * 1.0001;
     return bench_check(run, "forward", s->out, s->q_count, bound) &&
            bench_check(run, "backward: dq", s->dq, s->q_count, HUGE_VAL) &&
            bench_check(run, "backward: dk", s->dk, s->k_count, HUGE_VAL) &&

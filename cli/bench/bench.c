@@ -60,9 +60,27 @@ static uint16_t to_bf16(float x) {
     return (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
+/* half precision; what bench_random makes fits */
+static uint16_t to_f16(float x) {
+    int exponent;
+    frexpf(x, &exponent); /* |x| < 2^exponent */
+    if (exponent < -13) exponent = -13;
+    int units = (int)nearbyint(ldexp(fabs((double)x), 11 - exponent));
+    int bits = units < 1024 ? units : ((exponent + 13) << 10) + units;
+    return (uint16_t)((x < 0 ? 0x8000 : 0) | bits);
+}
+
+static double from_f16(uint16_t x) {
+    int exponent = x >> 10 & 31, units = x & 1023;
+    double size = exponent ? ldexp(1024 + units, exponent - 25) : ldexp(units, -24);
+    if (exponent == 31) size = units ? NAN : INFINITY;
+    return x >> 15 ? -size : size;
+}
+
 static double from_bits(const void *data, ht_dtype dtype, int64_t i) {
     if (dtype == HT_F64) return ((const double *)data)[i];
     if (dtype == HT_F32) return ((const float *)data)[i];
+    if (dtype == HT_F16) return from_f16(((const uint16_t *)data)[i]);
     uint32_t bits = (uint32_t)((const uint16_t *)data)[i] << 16;
     float x;
     memcpy(&x, &bits, 4);
@@ -78,7 +96,7 @@ void bench_random(void *out, ht_dtype dtype, int64_t count, uint64_t *seed) {
         else if (dtype == HT_F32)
             ((float *)out)[i] = (float)x;
         else
-            ((uint16_t *)out)[i] = to_bf16((float)x);
+            ((uint16_t *)out)[i] = dtype == HT_F16 ? to_f16((float)x) : to_bf16((float)x);
     }
 }
 

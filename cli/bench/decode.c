@@ -197,7 +197,7 @@ static bool bench_length(bench_run *run, int64_t length) {
     decode d = {.length = length};
     if (bench_too_long(run, length, work(run, length))) return true;
     double start = bench_seconds(),
-           bound = BENCH_BOUND * (run->desc.dtype == HT_BF16 ? 1.02 : 1.0001);
+           bound = BENCH_BOUND * (bench_real_bytes(run->desc.dtype) == 2 ? 1.02 : 1.0001);
     bool ok = make_buffers(run, &d) && make_cache(run, &d) && prefill(run, &d);
     if (ok) run->pace = (bench_seconds() - start) / work(run, length);
     ok = ok && measure(run, &d) &&

@@ -23,7 +23,7 @@ from ._library import InvalidError, LibraryError, UnsupportedError
 __all__ = ["attention"]
 
 _BIAS, _KEY_MASK, _QUERY_MASK = 1, 2, 4  # of `has` in python/native/jax.c
-_DTYPES = {"cpu": {"float32", "float64"}, "cuda": {"float32", "float64", "bfloat16"}}
+_DTYPES = {"cpu": {"float32", "float64"}, "cuda": {"float32", "float64", "bfloat16", "float16"}}
 _targets = {"forward": "ht_jax_forward", "backward": "ht_jax_backward"}
 _loading = threading.Lock()
 _shim = None
@@ -307,7 +307,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, mode: Optional[st
               return_lse: bool = False, layout: str = "blhd") -> Any:
     """htransformer.attention for JAX arrays: (batch, length, heads, dim), or (length, heads, dim)
     under jax.vmap. The same arguments, less packed sequences. On the CPU float32 and float64, on a
-    GPU float32 and bfloat16; other narrow ones are computed in float32 and rounded.
+    GPU float32, bfloat16 and float16; other narrow ones are computed in float32 and rounded.
 
     seed    with dropout_p: a number, or a key of jax.random, which may change from call to call of
             a compiled function; on a GPU the host waits for it

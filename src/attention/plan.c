@@ -15,7 +15,7 @@ static ht_status check_enums(ht_context *ctx, const ht_attention_desc *d) {
     CHECK(ctx, (int)d->query >= HT_QUERY_AUTO && (int)d->query <= HT_QUERY_FINE, HT_INVALID,
           "query must be 0 (auto), 1 (mean), 2 (first) or 3 (fine), got %d", (int)d->query);
     CHECK(ctx, (int)d->dtype >= HT_F32 && (int)d->dtype <= HT_F16, HT_INVALID,
-          "dtype must be 0 (f32), 1 (bf16) or 2 (f64), got %d", (int)d->dtype);
+          "dtype must be 0 (f32), 1 (bf16), 2 (f64) or 3 (f16), got %d", (int)d->dtype);
     return HT_OK;
 }
 

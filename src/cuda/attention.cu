@@ -3,19 +3,17 @@
  * run.
  */
 #include "cuda/cuda.h"
-#include "cuda/full/full.h"
-#include "cuda/hier.h"
 #include "cuda/open/open.h"
 #include "cuda/open/tiles_back.h"
+#include "cuda/typed.h"
 
 #include <string.h>
 
 enum { MOST_ROWS = 1 << 30 }; /* row numbers are 32-bit in the kernels */
 
 ht_status hti_cuda_attention_check(ht_context *ctx, const ht_attention_desc *desc) {
-    CHECK(ctx, desc->dtype == HT_F32 || desc->dtype == HT_BF16, HT_UNSUPPORTED,
-          "device \"%s\" takes dtype f32 or bf16, got %s", ctx->device,
-          desc->dtype == HT_F64 ? "f64" : "f16");
+    CHECK(ctx, desc->dtype != HT_F64, HT_UNSUPPORTED,
+          "device \"%s\" takes dtype f32, bf16 or f16, got f64", ctx->device);
     CHECK(ctx, desc->max_rows <= MOST_ROWS, HT_UNSUPPORTED,
           "device \"%s\" takes at most %d rows in a call, got max_rows %lld", ctx->device,
           MOST_ROWS, (long long)desc->max_rows);
@@ -201,16 +199,17 @@ static void need_tensor_cores(const ht_attention_desc *desc, ht_attention_need *
     hti_cuda_args a;
     set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
     need_starts(desc, need);
-    at_least(&need->saved, hti_narrow_saved(desc));
+    at_least(&need->saved, hti_typed_of(desc).narrow_saved(desc));
     if (hti_family_plans(HTI_TILES, desc)) {
-        at_least(&need->scratch_forward, hti_tile_scratch(a, desc->has_bias, 0));
-        at_least(&need->scratch_backward, hti_tile_scratch(a, desc->has_bias, 1));
+        at_least(&need->scratch_forward, hti_typed_of(desc).tile_scratch(a, desc->has_bias, 0));
+        at_least(&need->scratch_backward, hti_typed_of(desc).tile_scratch(a, desc->has_bias, 1));
     }
-    if (hti_family_plans(HTI_FINE, desc)) at_least(&need->scratch_forward, hti_fine_scratch(desc));
+    if (hti_family_plans(HTI_FINE, desc))
+        at_least(&need->scratch_forward, hti_typed_of(desc).fine_scratch(desc));
     if (!hti_family_plans(HTI_TUNED, desc)) return;
-    at_least(&need->saved, hti_hier_saved(desc));
-    at_least(&need->scratch_forward, hti_hier_forward_scratch(desc));
-    at_least(&need->scratch_backward, hti_hier_backward_scratch(desc));
+    at_least(&need->saved, hti_typed_of(desc).hier_saved(desc));
+    at_least(&need->scratch_forward, hti_typed_of(desc).hier_forward_scratch(desc));
+    at_least(&need->scratch_backward, hti_typed_of(desc).hier_backward_scratch(desc));
 }
 
 static void need_opened(const ht_attention_desc *desc, ht_attention_need *need) {
@@ -255,7 +254,7 @@ static int within_limits(const ht_attention_desc *d) {
 }
 
 static hti_limits limits_of(const ht_context *ctx) {
-    return {(size_t)hti_cuda_of(ctx)->shared_bytes, hti_narrow_backward_shared};
+    return {(size_t)hti_cuda_of(ctx)->shared_bytes, hti_typed_bf16.narrow_backward_shared};
 }
 
 /* A call with the plan's largest sizes and tensors at address 0 stands for all of them. */
@@ -267,8 +266,8 @@ void hti_cuda_attention_need_aligned(const ht_context *ctx, const ht_attention_d
     if (!within_limits(desc)) return; /* some calls go to the generic kernels */
     hti_limits limits = limits_of(ctx);
     if (hti_family_takes(HTI_TUNED, &limits, &call, 1)) {
-        need->scratch_forward = hti_hier_forward_scratch(desc);
-        need->scratch_backward = hti_hier_backward_scratch(desc);
+        need->scratch_forward = hti_typed_of(desc).hier_forward_scratch(desc);
+        need->scratch_backward = hti_typed_of(desc).hier_backward_scratch(desc);
         need_starts(desc, need);
         return;
     }
@@ -300,10 +299,10 @@ int hti_cuda_attention_first(const ht_context *ctx, const ht_attention_desc *des
 
 /* Sequence starts, angles and coarse levels. */
 static ht_status prepare(const ht_context *ctx, const hti_cuda_args &a,
-                         const hti_attention_call *call, int is_bf16) {
+                         const hti_attention_call *call, ht_dtype dtype) {
     if (a.cu) TRY(hti_cuda_upload(ctx, (int32_t *)a.cu, call->cu_seqlens, call->sequences + 1));
     if (a.turn) TRY(hti_cuda_turn(ctx, a));
-    return hti_cuda_coarsen(ctx, a, is_bf16);
+    return hti_cuda_coarsen(ctx, a, dtype);
 }
 
 static ht_status prepare_starts(const ht_context *ctx, hti_cuda_args *a,
@@ -313,19 +312,19 @@ static ht_status prepare_starts(const ht_context *ctx, hti_cuda_args *a,
     if (call->desc->kind == HT_FULL) a->block = (int)((call->length + 15) / 16 * 16);
     layout_starts(a, call->scratch);
     set_tensors(a, call);
-    hti_narrow_set_saved(a, call->desc);
+    hti_typed_of(call->desc).narrow_set_saved(a, call->desc);
     if (!a->cu) return HT_OK;
     return hti_cuda_upload(ctx, (int32_t *)a->cu, call->cu_seqlens, call->sequences + 1);
 }
 
 static ht_status opened_forward(ht_context *ctx, const hti_attention_call *call) {
     hti_open_args o = {};
-    int is_bf16 = call->desc->dtype == HT_BF16;
+    ht_dtype dtype = call->desc->dtype;
     set_shape(&o.a, call->desc, call->sequences, call->length, call->rows);
     layout_opened(&o, call->scratch, call->desc, 0);
     set_tensors(&o.a, call);
-    TRY(prepare(ctx, o.a, call, is_bf16));
-    return hti_open_forward(ctx, o, is_bf16);
+    TRY(prepare(ctx, o.a, call, dtype));
+    return hti_open_forward(ctx, o, dtype);
 }
 
 static ht_status open_tiles_forward(ht_context *ctx, const hti_attention_call *call) {
@@ -348,72 +347,76 @@ static ht_status open_tiles_backward(ht_context *ctx, const hti_attention_call *
     b.o.chosen = hti_open_tiles_chosen(*a);
     if (a->cu) TRY(hti_cuda_upload(ctx, (int32_t *)a->cu, call->cu_seqlens, call->sequences + 1));
     TRY(hti_open_tiles_prepare(ctx, b.o));
-    TRY(hti_cuda_restrict(ctx, *a, 1));
+    TRY(hti_cuda_restrict(ctx, *a, HT_BF16));
     return hti_open_tiles_backward(ctx, b);
 }
 
 /* The choice is the one that forward has made. */
 static ht_status opened_backward(ht_context *ctx, const hti_attention_call *call) {
     hti_open_args o = {};
-    int is_bf16 = call->desc->dtype == HT_BF16;
+    ht_dtype dtype = call->desc->dtype;
     set_shape(&o.a, call->desc, call->sequences, call->length, call->rows);
     layout_opened(&o, call->scratch, call->desc, 1);
     set_tensors(&o.a, call);
-    TRY(prepare(ctx, o.a, call, is_bf16));
-    TRY(hti_cuda_restrict(ctx, o.a, is_bf16));
+    TRY(prepare(ctx, o.a, call, dtype));
+    TRY(hti_cuda_restrict(ctx, o.a, dtype));
     if (family_of(ctx, call, 0) == HTI_OPEN_TILES) {
         o.chosen = hti_open_tiles_chosen(o.a);
         o.words = hti_open_words(call->desc);
     }
-    return hti_open_backward(ctx, o, is_bf16);
+    return hti_open_backward(ctx, o, dtype);
 }
 
 ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *call) {
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
     hti_family by = family_of(ctx, call, 0);
-    int is_bf16 = call->desc->dtype == HT_BF16;
+    const hti_typed &kernels = hti_typed_of(call->desc);
+    ht_dtype dtype = call->desc->dtype;
     if (by == HTI_FIRST_ROWS || by == HTI_NARROW) {
         TRY(prepare_starts(ctx, &a, call));
-        return by == HTI_NARROW ? hti_narrow_forward(ctx, a) : hti_first_forward(ctx, call, a.cu);
+        return by == HTI_NARROW ? kernels.narrow_forward(ctx, a)
+                                : hti_first_forward(ctx, call, a.cu);
     }
-    if (by == HTI_TUNED) return hti_hier_forward(ctx, call);
-    if (by == HTI_FINE) return hti_fine_forward(ctx, call);
+    if (by == HTI_TUNED) return kernels.hier_forward(ctx, call);
+    if (by == HTI_FINE) return kernels.fine_forward(ctx, call);
     if (by == HTI_OPEN_TILES) return open_tiles_forward(ctx, call);
     if (by == HTI_OPENED) return opened_forward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
     if (by == HTI_TILES) {
         set_tensors(&a, call);
-        return hti_tile_forward(ctx, call, a);
+        return kernels.tile_forward(ctx, call, a);
     }
     layout_forward(&a, call->scratch);
     set_tensors(&a, call);
-    TRY(prepare(ctx, a, call, is_bf16));
-    if (by == HTI_FULL) return hti_full_forward(ctx, call, a);
-    return hti_generic_forward(ctx, a, is_bf16);
+    TRY(prepare(ctx, a, call, dtype));
+    if (by == HTI_FULL) return kernels.full_forward(ctx, call, a);
+    return hti_generic_forward(ctx, a, dtype);
 }
 
 ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call *call) {
     hti_cuda_scope scope(ctx);
     hti_cuda_args a;
     hti_family by = family_of(ctx, call, 1);
-    int is_bf16 = call->desc->dtype == HT_BF16;
+    const hti_typed &kernels = hti_typed_of(call->desc);
+    ht_dtype dtype = call->desc->dtype;
     if (by == HTI_FIRST_ROWS || by == HTI_NARROW) {
         TRY(prepare_starts(ctx, &a, call));
-        return by == HTI_NARROW ? hti_narrow_backward(ctx, a) : hti_first_backward(ctx, call, a.cu);
+        return by == HTI_NARROW ? kernels.narrow_backward(ctx, a)
+                                : hti_first_backward(ctx, call, a.cu);
     }
-    if (by == HTI_TUNED) return hti_hier_backward(ctx, call);
+    if (by == HTI_TUNED) return kernels.hier_backward(ctx, call);
     if (by == HTI_OPEN_TILES) return open_tiles_backward(ctx, call);
     if (by == HTI_OPENED) return opened_backward(ctx, call);
     set_shape(&a, call->desc, call->sequences, call->length, call->rows);
     if (by == HTI_TILES) {
         set_tensors(&a, call);
-        return hti_tile_backward(ctx, call, a);
+        return kernels.tile_backward(ctx, call, a);
     }
     layout_backward(&a, call->scratch, call->desc->has_bias);
     set_tensors(&a, call);
-    TRY(prepare(ctx, a, call, is_bf16));
-    if (by == HTI_FULL) return hti_full_backward(ctx, call, a);
-    TRY(hti_cuda_restrict(ctx, a, is_bf16));
-    return hti_generic_backward(ctx, a, is_bf16);
+    TRY(prepare(ctx, a, call, dtype));
+    if (by == HTI_FULL) return kernels.full_backward(ctx, call, a);
+    TRY(hti_cuda_restrict(ctx, a, dtype));
+    return hti_generic_backward(ctx, a, dtype);
 }

@@ -13,6 +13,7 @@
 #define HTI_CUDA_H
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 extern "C" {
@@ -149,6 +150,13 @@ typedef struct hti_cuda_args {
     int64_t level_work[HTI_CUDA_LEVELS];
 } hti_cuda_args;
 
+/* run(a number of the type that a plan has). */
+template <typename Run> static inline ht_status hti_by_dtype(ht_dtype dtype, Run run) {
+    if (dtype == HT_BF16) return run(__nv_bfloat16());
+    if (dtype == HT_F16) return run(__half());
+    return run(float());
+}
+
 /* Scratch is carved by the same code that measures it: base NULL measures. */
 struct hti_carver {
     char *base;
@@ -167,45 +175,24 @@ HTI_FN int64_t hti_cluster_at(const hti_cuda_args &a, int64_t start, int level) 
 /* ---- the generic kernels: every mode, every shape -------------------------------------------- */
 
 /* Levels >= 1 of k, v and, in mean and first, q (generic/coarsen.cu). */
-ht_status hti_cuda_coarsen(const ht_context *ctx, const hti_cuda_args &args, int bf16);
+ht_status hti_cuda_coarsen(const ht_context *ctx, const hti_cuda_args &args, ht_dtype dtype);
 /* The first valid row of each cluster (query first with a query mask). */
 ht_status hti_cuda_first(const ht_context *ctx, const hti_cuda_args &args);
 /* Cosines and sines of the rotary positions. */
 ht_status hti_cuda_turn(const ht_context *ctx, const hti_cuda_args &args);
 /* h of each row, then levels >= 1 of (min lse, h, dout). */
-ht_status hti_cuda_restrict(const ht_context *ctx, const hti_cuda_args &args, int bf16);
+ht_status hti_cuda_restrict(const ht_context *ctx, const hti_cuda_args &args, ht_dtype dtype);
 
 size_t hti_generic_forward_shared(const hti_cuda_args &args);
 size_t hti_generic_backward_shared(const hti_cuda_args &args);
-ht_status hti_generic_forward(const ht_context *ctx, const hti_cuda_args &args, int bf16);
-ht_status hti_generic_backward(const ht_context *ctx, const hti_cuda_args &args, int bf16);
+ht_status hti_generic_forward(const ht_context *ctx, const hti_cuda_args &args, ht_dtype dtype);
+ht_status hti_generic_backward(const ht_context *ctx, const hti_cuda_args &args, ht_dtype dtype);
 /* The bias gradient of any kernels that leave tables of sums in bias_part: before and after them;
  * nothing where it is not wanted. */
 ht_status hti_bias_sums_clear(const ht_context *ctx, const hti_cuda_args &args);
 ht_status hti_bias_sums_add(const ht_context *ctx, const hti_cuda_args &args);
 /* Rows of a piece and rows of the partial sums that backward needs in query fine. */
 int64_t hti_generic_pieces(hti_cuda_args *args);
-
-/* ---- the tile kernels: bf16 on tensor cores, blocks of 16, 32, ... 128 (tile.cu) ------------- */
-
-/* saved is that of the generic kernels. shape: a call's sizes, tensors and options, nothing carved.
- */
-size_t hti_tile_scratch(const hti_cuda_args &shape, int has_bias, int backward);
-ht_status hti_tile_forward(ht_context *ctx, const hti_attention_call *call,
-                           const hti_cuda_args &shape);
-ht_status hti_tile_backward(ht_context *ctx, const hti_attention_call *call,
-                            const hti_cuda_args &shape);
-
-/* ---- the narrow kernels: bf16, 4 or 8 columns, sequences that fit into shared memory ----------
- */
-
-/* They need no scratch but args.cu, and leave in saved what the generic ones do, and behind it the
- * bits of the dropout where they can. */
-size_t hti_narrow_saved(const ht_attention_desc *desc);
-void hti_narrow_set_saved(hti_cuda_args *args, const ht_attention_desc *desc);
-size_t hti_narrow_backward_shared(int head_dim, int length, int levels);
-ht_status hti_narrow_forward(const ht_context *ctx, const hti_cuda_args &args);
-ht_status hti_narrow_backward(const ht_context *ctx, const hti_cuda_args &args);
 
 /* ---- only first rows are wanted (tower/first.cu): calls with `first` set
  * ----------------------------

@@ -56,6 +56,7 @@ enum { TOWER_BYTES = 220 * 1024 };
 #define QUERIES (BIT(HT_QUERY_MEAN) | BIT(HT_QUERY_FIRST) | BIT(HT_QUERY_FINE))
 #define GATHERED (BIT(HT_QUERY_MEAN) | BIT(HT_QUERY_FIRST))
 #define TYPES (BIT(HT_F32) | BIT(HT_BF16) | BIT(HT_F16))
+#define HALVES (BIT(HT_BF16) | BIT(HT_F16))
 #define POWERS 16, 32, 64, 128
 
 /* Fastest first. */
@@ -64,7 +65,7 @@ static const row rows[] = {
      .family = HTI_NARROW,
      .kinds = LEVELS,
      .queries = GATHERED,
-     .dtypes = BIT(HT_BF16),
+     .dtypes = HALVES,
      .dims = {4, 8},
      .block_step = HTI_NARROW_GROUP,
      .length_most = 8192,
@@ -78,7 +79,7 @@ static const row rows[] = {
      .family = HTI_NARROW,
      .kinds = BIT(HT_FULL),
      .queries = QUERIES,
-     .dtypes = BIT(HT_BF16),
+     .dtypes = HALVES,
      .dims = {4, 8},
      .length_most = 4096,
      .aligned = 1,
@@ -115,7 +116,7 @@ static const row rows[] = {
      .family = HTI_TILES,
      .kinds = LEVELS,
      .queries = QUERIES,
-     .dtypes = BIT(HT_BF16),
+     .dtypes = HALVES,
      .dims = {POWERS},
      .block_step = 16,
      .block_most = 128,
@@ -128,7 +129,7 @@ static const row rows[] = {
      .family = HTI_FULL,
      .kinds = BIT(HT_FULL),
      .queries = QUERIES,
-     .dtypes = BIT(HT_BF16),
+     .dtypes = HALVES,
      .dims = {POWERS},
      .bias_block = HTI_FULL_BLOCK,
      .options = BIAS | GROUPED,
@@ -211,7 +212,8 @@ static int direction(const row *r, const subject *s) {
 
 static int dtype(const row *r, const subject *s) {
     static const char *const names[] = {"f32", "bf16", "f64", "f16"};
-    NEEDS(r->dtypes & BIT(s->d->dtype), "dtype is %s, not bf16", names[s->d->dtype]);
+    NEEDS(r->dtypes & BIT(s->d->dtype), "dtype is %s, not %s", names[s->d->dtype],
+          r->dtypes & BIT(HT_F16) ? "bf16 or f16" : "bf16");
     return 1;
 }
 
@@ -339,7 +341,7 @@ static int grids(const row *r, const subject *s) {
 
 int hti_narrow_keeps(const ht_attention_desc *d) {
     int64_t dim = d->head_dim;
-    return d->dropout > 0 && d->dtype == HT_BF16 && (dim == 4 || dim == 8) &&
+    return d->dropout > 0 && HALVES & BIT(d->dtype) && (dim == 4 || dim == 8) &&
            d->block % HTI_NARROW_GROUP == 0 && d->block <= 128 &&
            d->max_sequences * HTI_NARROW_APART * HTI_NARROW_GROUP <= d->max_rows;
 }

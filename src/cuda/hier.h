@@ -7,7 +7,9 @@
 #ifndef HTI_CUDA_HIER_H
 #define HTI_CUDA_HIER_H
 
-#include "cuda/cuda.h"
+#include "cuda/element.h"
+
+namespace HTI_KERNELS {
 
 #define HTI_STAGES 11 /* 3 * 11 levels of 31 bits of rows */
 
@@ -38,10 +40,10 @@ typedef struct hti_hier_args {
 
     /* stage s >= 1: `tower[s]` rows per head */
     int64_t tower[HTI_STAGES];
-    __nv_bfloat16 *tq[HTI_STAGES], *tk[HTI_STAGES], *tv[HTI_STAGES]; /* [heads][tower][dim] sums */
+    element *tq[HTI_STAGES], *tk[HTI_STAGES], *tv[HTI_STAGES]; /* [heads][tower][dim] sums */
     float *nk[HTI_STAGES], *nq[HTI_STAGES]; /* [tower] valid rows; only with masks */
-    __nv_bfloat16 *tz[HTI_STAGES]; /* [q_heads][tower][dim] output of the stages from s up */
-    float *tl[HTI_STAGES];         /* [q_heads][tower] its lse, log2 units */
+    element *tz[HTI_STAGES]; /* [q_heads][tower][dim] output of the stages from s up */
+    float *tl[HTI_STAGES];   /* [q_heads][tower] its lse, log2 units */
     /* the walking forward: out, and [q_heads][rows] the lse (log2 units) of levels 0 to 2 */
     hti_flat fout;
     float *lse0;
@@ -50,9 +52,9 @@ typedef struct hti_hier_args {
 
     /* backward; stage 0 of th is [q_heads][rows] */
     ht_tensor dout, dlse, dq, dk, dv;
-    __nv_bfloat16 *tg[HTI_STAGES]; /* [q_heads][tower][dim] dout, weighted by exp(m - lse) */
+    element *tg[HTI_STAGES]; /* [q_heads][tower][dim] dout, weighted by exp(m - lse) */
     float *tm[HTI_STAGES], *th[HTI_STAGES]; /* [q_heads][tower] m = smallest lse (log2), and h */
-    __nv_bfloat16 *gq[HTI_STAGES], *gk[HTI_STAGES], *gv[HTI_STAGES]; /* gradients of tq, tk, tv */
+    element *gq[HTI_STAGES], *gk[HTI_STAGES], *gv[HTI_STAGES]; /* gradients of tq, tk, tv */
 } hti_hier_args;
 
 /* Row of a tower's stage at which a sequence starts. Packed: a sequence that has the level is
@@ -100,5 +102,7 @@ void hti_hier_set(hti_hier_args *args, const hti_attention_call *call);
 void hti_hier_set_stage(hti_hier_args *args, int stage);
 void hti_hier_most(hti_hier_args *args, const ht_attention_desc *desc);
 size_t hti_hier_carve_saved(hti_hier_args *args, void *base, int dim, int with_lse);
+
+} // namespace HTI_KERNELS
 
 #endif

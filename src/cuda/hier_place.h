@@ -7,6 +7,8 @@
 #include "cuda/hier.h"
 #include "cuda/hier_tile.h"
 
+namespace HTI_KERNELS {
+
 struct place {
     int sequence;
     int64_t start; /* first row over all sequences, of level 0 */
@@ -76,7 +78,7 @@ static __device__ __forceinline__ int64_t tensor_base(const hti_hier_args &a, co
 
 /* Rows of a level as a stage reads them: the caller's tensor, or the tower. */
 struct view {
-    const bf16 *data;
+    const element *data;
     int64_t stride;
     const uint8_t *mask; /* level 0 */
     const float *n;      /* tower, with masks */
@@ -84,12 +86,12 @@ struct view {
 
 template <int BASE>
 static __device__ __forceinline__ view view_of(const hti_hier_args &a, const place &p,
-                                               const ht_tensor &t, bf16 *const *tower,
+                                               const ht_tensor &t, element *const *tower,
                                                float *const *n, const uint8_t *mask, int head,
                                                int dim) {
     view v;
     if (BASE) {
-        v.data = (const bf16 *)t.data + tensor_base(a, t, p, head);
+        v.data = (const element *)t.data + tensor_base(a, t, p, head);
         v.stride = t.row_stride;
         v.mask = mask ? mask + p.start : nullptr;
         v.n = nullptr;
@@ -151,5 +153,7 @@ static inline ht_status launch_chained(const ht_context *ctx, void (*kernel)(Arg
     CUDA_TRY(ctx, cudaLaunchKernelExC(&config, entry, list), name);
     return HT_OK;
 }
+
+} // namespace HTI_KERNELS
 
 #endif

@@ -14,27 +14,10 @@
 #ifndef HTI_HIER_TILE_H
 #define HTI_HIER_TILE_H
 
-#include "cuda/cuda.h"
+#include "cuda/element.h"
 #include "cuda/ptx.h"
 
-typedef __nv_bfloat16 bf16;
-typedef __nv_bfloat162 bf16x2;
-
-/* ---- small things ---- */
-
-static __device__ __forceinline__ uint32_t pack2(float lo, float hi) {
-    bf16x2 p = __floats2bfloat162_rn(lo, hi);
-    return *(uint32_t *)&p;
-}
-
-static __device__ __forceinline__ float2 unpack2(uint32_t x) {
-    return __bfloat1622float2(*(bf16x2 *)&x);
-}
-
-static __device__ __forceinline__ uint32_t add2(uint32_t a, uint32_t b) {
-    bf16x2 s = __hadd2(*(bf16x2 *)&a, *(bf16x2 *)&b);
-    return *(uint32_t *)&s;
-}
+namespace HTI_KERNELS {
 
 /* ---- narrow rows ---- */
 
@@ -43,7 +26,7 @@ static __device__ __forceinline__ uint32_t add2(uint32_t a, uint32_t b) {
 
 /* Chunk ch (8 columns) of a row. */
 template <int D>
-static __device__ __forceinline__ uint4 fetch_chunk(const bf16 *row, int ch, int dim) {
+static __device__ __forceinline__ uint4 fetch_chunk(const element *row, int ch, int dim) {
     if (D > 16 || dim == 16) return __ldg((const uint4 *)(row + 8 * ch));
     if (ch > 0) return make_uint4(0, 0, 0, 0);
     if (dim == 8) return __ldg((const uint4 *)row);
@@ -53,8 +36,8 @@ static __device__ __forceinline__ uint4 fetch_chunk(const bf16 *row, int ch, int
 
 /* The same into shared memory; zeros where `there` is 0. safe: any valid row */
 template <int D>
-static __device__ __forceinline__ void copy_chunk(uint32_t to, const bf16 *row, const bf16 *safe,
-                                                  int there, int ch, int dim) {
+static __device__ __forceinline__ void copy_chunk(uint32_t to, const element *row,
+                                                  const element *safe, int there, int ch, int dim) {
     if (D > 16 || dim == 16) {
         copy_async_if(to, there ? row + 8 * ch : safe, there);
     } else {
@@ -124,7 +107,7 @@ template <int D> struct frag {
 /* One row's share of this lane from memory: columns 8t ... 8t+7 of each 32 (D = 16: 4t ... 4t+3).
  */
 template <int D>
-static __device__ __forceinline__ void load_row(uint32_t out[D / 8], const bf16 *row, int t,
+static __device__ __forceinline__ void load_row(uint32_t out[D / 8], const element *row, int t,
                                                 int there) {
     if constexpr (D == 16) {
         uint2 x = there ? __ldg((const uint2 *)(row + 4 * t)) : make_uint2(0, 0);
@@ -149,7 +132,7 @@ static __device__ __forceinline__ void settle(frag<D> &out, int h, const uint32_
 }
 
 template <int D>
-static __device__ __forceinline__ void load_row(frag<D> &out, int h, const bf16 *row, int t,
+static __device__ __forceinline__ void load_row(frag<D> &out, int h, const element *row, int t,
                                                 int there, uint32_t zero) {
     uint32_t x[D / 8];
     load_row<D>(x, row, t, there);
@@ -306,7 +289,7 @@ static __device__ __forceinline__ void add_chunk(float sum[8], uint4 x) {
     }
 }
 
-static __device__ __forceinline__ void add_row(float sum[8], const bf16 *row) {
+static __device__ __forceinline__ void add_row(float sum[8], const element *row) {
     add_chunk(sum, *(const uint4 *)row);
 }
 
@@ -317,7 +300,7 @@ static __device__ __forceinline__ uint4 pack8(const float x[8]) {
 /* One row of a tile, D/8 pairs of columns per lane. Lanes exchange once, so that each writes 8
  * bytes and four of them a whole sector. */
 template <int D>
-static __device__ __forceinline__ void store_row(bf16 *row, const uint32_t x[D / 8], int t,
+static __device__ __forceinline__ void store_row(element *row, const uint32_t x[D / 8], int t,
                                                  int there, int dim = D) {
     int column = 8 * (t & 1) + 4 * (t >> 1);
     row += column;
@@ -338,5 +321,7 @@ static __device__ __forceinline__ void store_row(bf16 *row, const uint32_t x[D /
 static __device__ __forceinline__ int warp_index() {
     return __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
 }
+
+} // namespace HTI_KERNELS
 
 #endif

@@ -6,7 +6,7 @@
 #ifndef HTI_CUDA_PTX_H
 #define HTI_CUDA_PTX_H
 
-#include "cuda/cuda.h"
+#include "cuda/element.h"
 
 #ifdef HTI_CUDA_HOST
 #include <host_ptx.h>
@@ -26,17 +26,17 @@ DEVICE float inverse_fast(float x) {
     return y;
 }
 
-/* ---- products: c += 16 rows times 8 columns, over 16 or 8 bf16 ---- */
+/* ---- products: c += 16 rows times 8 columns, over 16 or 8 of element.h's type ---- */
 
 DEVICE void mma16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." HTI_MMA_TYPES ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
         "{%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 DEVICE void mma8(float c[4], uint32_t a0, uint32_t a1, uint32_t b0) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+    asm("mma.sync.aligned.m16n8k8.row.col.f32." HTI_MMA_TYPES ".f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
         "{%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(b0));

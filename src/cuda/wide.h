@@ -10,6 +10,8 @@
 
 #include "cuda/hier_tile.h"
 
+namespace HTI_KERNELS {
+
 enum { WIDE_D = 64, WIDE_ROWS = 64, WIDE_TILE = WIDE_ROWS * WIDE_D * 2 }; /* rows, bytes */
 
 /* 1: the kernels have something in them; the host asks hti_cuda_backend.warpgroups */
@@ -40,7 +42,7 @@ DEVICE uint64_t factor_at(uint32_t at) {
 /* d (+)= 16 columns of x times 16 columns of y. */
 DEVICE void multiply16(float d[8][4], uint64_t x, uint64_t y, int add) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " HTI_SUMS
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." HTI_MMA_TYPES " " HTI_SUMS
                  "%32, %33, p, 1, 1, 0, 0;\n}"
                  : HTI_32(d)
                  : "l"(x), "l"(y), "r"(add));
@@ -49,7 +51,7 @@ DEVICE void multiply16(float d[8][4], uint64_t x, uint64_t y, int add) {
 /* d += weights of 16 partners, in registers, times their rows. */
 DEVICE void gather16(float d[8][4], const uint32_t x[4], uint64_t y) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " HTI_SUMS
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." HTI_MMA_TYPES " " HTI_SUMS
                  "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
                  : HTI_32(d)
                  : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y));
@@ -75,13 +77,13 @@ template <int N> DEVICE void multiply_part(float (*d)[4], uint32_t x, uint32_t y
     for (int i = 0; i < WIDE_D / 16; i++) {
         if constexpr (N == 16)
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
-                         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+                         "wgmma.mma_async.sync.aligned.m64n16k16.f32." HTI_MMA_TYPES " "
                          "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}"
                          : HTI_4(d, 0), HTI_4(d, 1)
                          : "l"(fx + 2 * i), "l"(fy + 2 * i), "r"(i));
         else
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
-                         "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
+                         "wgmma.mma_async.sync.aligned.m64n48k16.f32." HTI_MMA_TYPES " "
                          "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                          "%16, %17, %18, %19, %20, %21, %22, %23}, %24, %25, p, 1, 1, 0, 0;\n}"
                          : HTI_4(d, 0), HTI_4(d, 1), HTI_4(d, 2), HTI_4(d, 3), HTI_4(d, 4),
@@ -141,11 +143,11 @@ DEVICE uint32_t align_shared(const void *p) { return (shared_address(p) + 1023) 
 
 /* ROWS rows by all threads; zeros from `left` on. stride: elements */
 template <int ROWS, int ALL>
-DEVICE void bring_rows(uint32_t to, const bf16 *from, int stride, int left) {
+DEVICE void bring_rows(uint32_t to, const element *from, int stride, int left) {
     constexpr int STEP = ALL / 8;
     int ch = (int)threadIdx.x % 8, r0 = (int)threadIdx.x / 8;
     to += (uint32_t)(r0 * 128 + ((ch ^ (r0 & 7)) << 4)); /* the swizzle repeats every 8 rows */
-    const bf16 *at = from + ((int64_t)r0 * stride + 8 * ch);
+    const element *at = from + ((int64_t)r0 * stride + 8 * ch);
     if (left >= ROWS) {
 #pragma unroll
         for (int i = 0; i < ROWS / STEP; i++)
@@ -160,4 +162,7 @@ DEVICE void bring_rows(uint32_t to, const bf16 *from, int stride, int left) {
 }
 
 #endif /* HTI_WIDE */
+
+} // namespace HTI_KERNELS
+
 #endif

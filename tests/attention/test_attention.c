@@ -14,7 +14,7 @@ static void against_oracle(void **state) {
 }
 
 static void list(void) {
-    static const ht_dtype types[] = {HT_F32, HT_BF16, HT_F64};
+    static const ht_dtype types[] = {HT_F32, HT_BF16, HT_F16, HT_F64};
     case_list cases = {0};
     for (size_t t = 0; t < COUNT(types); t++) {
         if (!harness_supports(types[t])) continue;
@@ -24,7 +24,7 @@ static void list(void) {
         cases_lengths(&cases, types[t]);
         cases_dims(&cases, types[t]);
         cases_long(&cases, types[t]);
-        if (types[t] != HT_BF16) continue;
+        if (!dtype_is_half(types[t])) continue;
         cases_tiles(&cases, types[t]);
         cases_plain(&cases, types[t]);
         cases_whole(&cases, types[t]);

@@ -478,7 +478,7 @@ static const test_case one_state[] = {
 
 /* Clear choices are drawn (test_open.c); bf16 on a grid, whose scores are exact, without masks. */
 static void add_opening(case_list *cases, test_case c) {
-    if (c.dtype == HT_BF16) {
+    if (dtype_is_half(c.dtype)) {
         if (c.mask != MASK_NONE) return;
         c.grid = 1, c.scale = 250, c.spread = 1;
     }
@@ -509,7 +509,7 @@ static void add(const char *name, CMUnitTestFunction run, const test_case *from,
 }
 
 static void list(void) {
-    static const ht_dtype types[] = {HT_F32, HT_BF16, HT_F64};
+    static const ht_dtype types[] = {HT_F32, HT_BF16, HT_F16, HT_F64};
     for (size_t t = 0; t < COUNT(types); t++) {
         if (!harness_supports(types[t])) continue;
         add("portions", portions, portion_cases, COUNT(portion_cases), types[t], 0);

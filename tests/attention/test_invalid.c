@@ -247,7 +247,6 @@ static void plan_numbers(void **state) {
     BAD_PLAN(d.kind = (ht_kind)-1, HT_INVALID, "kind", "-1");
     BAD_PLAN(d.query = (ht_query)4, HT_INVALID, "query", "4");
     BAD_PLAN(d.dtype = (ht_dtype)4, HT_INVALID, "dtype", "4");
-    BAD_PLAN(d.dtype = HT_F16, HT_UNSUPPORTED, "dtype", "f16");
     BAD_PLAN((d.causal = 1, d.query = HT_QUERY_MEAN), HT_INVALID, "mean", "causal");
     BAD_PLAN((d.causal = 1, d.cross = 1), HT_INVALID, "cross", "causal");
     GOOD_PLAN(d.scale = -1);
@@ -360,6 +359,9 @@ static void plan_kernels(void **state) {
         {HT_HIERARCHICAL, HT_QUERY_FINE, HT_BF16, 4, 32, 0, "generic", "generic"},
         {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_BF16, 24, 16, 0, "generic", "generic"},
         {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_F32, 64, 16, 0, "generic", "generic"},
+        {HT_HIERARCHICAL, HT_QUERY_FINE, HT_F16, 64, 32, 0, "tiles", "tiles"},
+        {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_F16, 8, 32, 0, "narrow", "narrow"},
+        {HT_FULL, HT_QUERY_MEAN, HT_F16, 64, 16, 0, "full", "full"},
         {HT_FULL, HT_QUERY_MEAN, HT_BF16, 64, 16, 0, "full", "full"},
         {HT_FULL, HT_QUERY_MEAN, HT_BF16, 64, 16, 1, "full", "full"},
         {HT_FULL, HT_QUERY_MEAN, HT_BF16, 64, 130, 1, "generic", "generic"},

@@ -161,6 +161,8 @@ static void list(void) {
              .value_dim = 64, .dtype = HT_BF16),
         CASE(.length = 300, .block = 32, .batch = 2, .q_heads = 2, .head_dim = 32, .value_dim = 32,
              .dtype = HT_BF16),
+        CASE(.length = 300, .block = 16, .batch = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 64,
+             .value_dim = 64, .dtype = HT_F16),
     };
     case_list cases = {0};
     for (size_t i = 0; i < COUNT(with); i++) {
@@ -169,7 +171,7 @@ static void list(void) {
             c.kind = case_ways[w].kind, c.query = case_ways[w].query;
             c.causal = case_ways[w].causal, c.seed = (int64_t)(10 * i + w);
             c.open = case_ways[w].open, c.leaf = case_ways[w].leaf;
-            if (c.open && c.dtype == HT_BF16) c.grid = 1, c.scale = 250;
+            if (c.open && dtype_is_half(c.dtype)) c.grid = 1, c.scale = 250;
             if (harness_supports(c.dtype)) cases_add(&cases, c);
         }
     }

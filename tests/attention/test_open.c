@@ -124,7 +124,7 @@ static void later_rows(void **state) {
     reference_make(&r, &p, 0);
     outcome calm = run_problem(env.ctx, &p);
     int64_t q = c->q_heads * c->head_dim, z = c->q_heads * c->value_dim;
-    int64_t tile = env.cuda && c->dtype == HT_BF16 ? 8 : 1;
+    int64_t tile = env.cuda && dtype_is_half(c->dtype) ? 8 : 1;
     for (int64_t from = 1; from < c->length; from += 1 + c->length / 7) {
         problem later;
         uint64_t random = 5;
@@ -212,7 +212,7 @@ static void close_calls(void **state) {
     oracle_pairs(level, margin, &same, 0, 0);
     for (int64_t i = 0; i < n * dv; i++) most = fmax(most, fabs(p.v[i]));
     for (int64_t i = 0; i < n; i++) {
-        int clear = margin[i] > (p.c.dtype == HT_BF16 ? 5e-2 : 2e-5);
+        int clear = margin[i] > (dtype_is_half(p.c.dtype) ? 5e-2 : 2e-5);
         unclear += !clear;
         for (int64_t c = i * dv; c < (i + 1) * dv; c++) {
             double off = fabs(got.out[c] - r.want.out[c]);
@@ -221,7 +221,7 @@ static void close_calls(void **state) {
                              got.out[c], r.want.out[c]);
         }
     }
-    if (unclear > (p.c.dtype == HT_BF16 ? n * 9 / 10 : n / 20))
+    if (unclear > (dtype_is_half(p.c.dtype) ? n * 9 / 10 : n / 20))
         harness_fail(&p.c, "%d of %d rows are not clear", (int)unclear, (int)n);
 }
 
@@ -286,7 +286,7 @@ static void add_met(ht_dtype dtype) {
         CASE(.length = 100, .batch = 4, .packed = 7, .q_heads = 4, .kv_heads = 2, .open = 3),
         CASE(.length = 60, .causal = 1, .query = HT_QUERY_FIRST, .mask = MASK_KEYS),
         CASE(.length = 50, .kind = HT_FULL, .causal = 1), CASE(.length = 50, .kind = HT_LOCAL)};
-    for (size_t i = 0; i < COUNT(met) && dtype != HT_BF16; i++) {
+    for (size_t i = 0; i < COUNT(met) && !dtype_is_half(dtype); i++) {
         test_case c = met[i];
         if (c.open) c.query = HT_QUERY_FINE;
         c.dtype = dtype, c.seed = 950 + (int64_t)i;
@@ -325,7 +325,7 @@ static void add_any(ht_dtype dtype) {
 static void list(void) {
     test_case any = CASE(.open = 8);
     harness_add("families", families, &any);
-    static const ht_dtype types[] = {HT_F32, HT_BF16, HT_F64};
+    static const ht_dtype types[] = {HT_F32, HT_BF16, HT_F16, HT_F64};
     for (size_t t = 0; t < COUNT(types); t++) {
         case_list cases = {0};
         ht_dtype type = types[t];

@@ -322,6 +322,13 @@ static void number_formats(void **state) {
     assert_true(dtype_round(HT_BF16, -INFINITY) == -INFINITY);
     assert_true(dtype_round(HT_BF16, 3.4e38) == INFINITY);
     assert_true(isnan(dtype_round(HT_BF16, NAN)));
+    assert_true(dtype_round(HT_F16, 1.0 + 0x1p-11) == 1.0);
+    assert_true(dtype_round(HT_F16, 1.0 + 0x1p-10 + 0x1p-11) == 1.0 + 0x1p-9);
+    assert_true(dtype_round(HT_F16, 2.0 - 0x1p-12) == 2.0);
+    assert_true(dtype_round(HT_F16, -0x1p-24 * 1.5) == -0x1p-23); /* subnormal, a tie */
+    assert_true(dtype_round(HT_F16, 0x1p-14 - 0x1p-26) == 0x1p-14);
+    assert_true(dtype_round(HT_F16, 65519) == 65504 && dtype_round(HT_F16, 65520) == INFINITY);
+    assert_true(isnan(dtype_round(HT_F16, NAN)));
     assert_true(dtype_round(HT_F32, 0.1) == (double)0.1f && dtype_round(HT_F64, 0.1) == 0.1);
 }
 

@@ -233,7 +233,7 @@ static void layouts(void **state) {
     for (int layout = 1; layout < LAYOUT_COUNT; layout++) {
         p.c.layout = layout;
         outcome other = run_problem(env.ctx, &p);
-        if (env.cuda && c.dtype == HT_BF16 && layout == LAYOUT_PADDED) {
+        if (env.cuda && dtype_is_half(c.dtype) && layout == LAYOUT_PADDED) {
             reference_check(&r, &p, &other, PARTS_ALL);
         } else {
             check_same_bits(&p, &plain, &other, PARTS_ALL, "strides");
@@ -492,7 +492,7 @@ static void add_property(const property *f, ht_dtype dtype) {
             c.causal = case_ways[w].causal, c.dtype = dtype;
             c.open = case_ways[w].open, c.leaf = case_ways[w].leaf;
             c.seed = (int64_t)(i * case_way_count + w + 1);
-            if (c.open && dtype == HT_BF16 && c.mask == MASK_NONE) c.grid = 1, c.scale = 250;
+            if (c.open && dtype_is_half(dtype) && c.mask == MASK_NONE) c.grid = 1, c.scale = 250;
             if (f->only == 1 && !c.causal) continue;
             if (f->only == 2 && c.kind != HT_HIERARCHICAL) continue;
             cases_add(&cases, c);
@@ -505,7 +505,9 @@ static void add_property(const property *f, ht_dtype dtype) {
 static void list(void) {
     for (size_t i = 0; i < COUNT(properties); i++) {
         add_property(&properties[i], HT_F32);
-        if (env.cuda && harness_supports(HT_BF16)) add_property(&properties[i], HT_BF16);
+        if (!env.cuda || !harness_supports(HT_BF16)) continue;
+        add_property(&properties[i], HT_BF16);
+        add_property(&properties[i], HT_F16);
     }
 }
 

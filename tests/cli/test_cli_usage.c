@@ -177,7 +177,7 @@ static void test_wrong_usage(void **state) {
         {QKVO "--threads -1", "--threads must be 0 to 4096, got -1; the nearest is 0"},
         {"bench attention --length 0", "--length must be 1 to"},
         {"bench attention --length 64,,32", "--length takes whole numbers, got ',32'"},
-        {"bench attention --dtype f16", "--dtype must be f32, bf16 or f64, got 'f16'"},
+        {"bench attention --dtype f8", "--dtype must be f32, bf16, f64 or f16, got 'f8'"},
         {"bench attention --kv-heads 3", "--kv-heads must divide --heads 8, got 3"},
         {"bench attention --device cpu:reff", "did you mean cpu:ref?"},
         {"bench attention --causal --query mean", "--query mean in causal attention would"},

@@ -6,6 +6,8 @@
 #include "cuda/tower/fine.h"
 #include "cuda/tower/grad.h"
 
+namespace HTI_KERNELS {
+
 static ht_status refuse(const ht_context *ctx) {
     return hti_fail(ctx, HT_DEVICE, "%s has no kernels for compute capability 9.0", ctx->device);
 }
@@ -20,3 +22,5 @@ ht_status hti_hier_grad_run(ht_context *ctx, const hti_hier_args &) { return ref
 
 int hti_fine_wide_takes(const ht_context *, const fine_args &) { return 0; }
 ht_status hti_fine_wide(const ht_context *ctx, const fine_args &) { return refuse(ctx); }
+
+} /* namespace */

@@ -24,7 +24,12 @@ __thread float4 hti_shared[HOST_SHARED / sizeof(float4)] __align__(1024);
 #define HOST_NAME(name)                                                              \
     ".globl " #name "\n.hidden " #name "\n.type " #name ", @tls_object\n.set " #name \
     ", hti_shared\n"
-asm(HOST_NAME(shared_bytes) HOST_NAME(sums) HOST_NAME(column_sums));
+/* also in the namespaces of element.h */
+#define HOST_NAMES(length, name)                  \
+    HOST_NAME(_ZN12bf16_kernels##length##name##E) \
+    HOST_NAME(_ZN11f16_kernels##length##name##E)
+asm(HOST_NAMES(12, shared_bytes) HOST_NAMES(4, sums) HOST_NAMES(11, column_sums)
+        HOST_NAMES(10, hti_shared));
 
 namespace host {
 

@@ -1,6 +1,7 @@
 /*
- * src/cuda/ptx.h on the host. Sums of products are rounded after every addition, which tensor cores
- * do in an order and with a precision of their own.
+ * src/cuda/ptx.h on the host; included by it, with the type of element.h. Sums of products are
+ * rounded after every addition, which tensor cores do in an order and with a precision of their
+ * own.
  */
 #ifndef HOST_PTX_H
 #define HOST_PTX_H
@@ -15,7 +16,8 @@ static inline float inverse_fast(float x) { return host_flush(1 / host_flush(x))
 /* ---- products ---- */
 
 static inline float host_half(uint32_t pair, int high) {
-    return __uint_as_float(high ? pair & 0xffff0000u : pair << 16);
+    float2 both = HTI_KERNELS::unpack2(pair);
+    return high ? both.y : both.x;
 }
 
 /* Words of a lane: c[4], a[4], b[2]; steps of 8 columns. Rows of a lie 8 apart in a[0], a[1]. */

@@ -301,10 +301,10 @@ static const test_case open_tiles[] = {
     CASE(.length = 600, .causal = 1, .grid = 1, .open = 8, .peek = 2, .layout = LAYOUT_FUSED),
 };
 
-static void add_open_tiles(case_list *list) {
+static void add_open_tiles(case_list *list, ht_dtype dtype) {
     for (size_t i = 0; i < COUNT(open_tiles); i++) {
         test_case c = open_tiles[i];
-        c.query = HT_QUERY_FINE, c.dtype = HT_BF16, c.seed = 401 + (int64_t)i;
+        c.query = HT_QUERY_FINE, c.dtype = dtype, c.seed = 401 + (int64_t)i;
         if (c.head_dim < 32) c.head_dim = 32;
         if (c.block < 16) c.block = 16;
         if (c.grid) c.scale = 250;
@@ -319,7 +319,7 @@ static void add_open(case_list *list, test_case c, size_t dial, ht_dtype dtype) 
     const test_case *with = &dials[dial % COUNT(dials)];
     c.query = HT_QUERY_FINE, c.open = with->open, c.leaf = with->leaf, c.peek = with->peek;
     c.dtype = dtype;
-    if (dtype == HT_BF16) c.grid = 1;
+    if (dtype_is_half(dtype)) c.grid = 1;
     if (c.grid && !c.causal && c.length > 0) { /* one cut short by the end has no exact score */
         c.packed = 0;
         while (c.length & (c.length - 1)) c.length++;
@@ -335,7 +335,7 @@ void cases_open(case_list *list, ht_dtype dtype) {
             test_case c = options[o];
             c.causal = causal, c.grid = (int64_t)o % 3 == 0 && c.mask == MASK_NONE;
             if (c.length > 20) c.length += 30; /* a level or two more */
-            if (dtype == HT_BF16 && c.mask != MASK_NONE) continue;
+            if (dtype_is_half(dtype) && c.mask != MASK_NONE) continue;
             add_open(list, c, o + (size_t)causal * 3, dtype);
         }
     }
@@ -348,7 +348,7 @@ void cases_open(case_list *list, ht_dtype dtype) {
             add_open(list, c, b + i, dtype);
         }
     }
-    if (dtype == HT_BF16) add_open_tiles(list);
+    if (dtype_is_half(dtype)) add_open_tiles(list, dtype);
     for (int64_t causal = 0; causal < 2; causal++) {
         for (size_t i = 0; i < COUNT(dials); i++) { /* what a model has */
             test_case c = CASE(.block = 16, .length = 190 + 77 * (int64_t)(i % 4), .causal = causal,

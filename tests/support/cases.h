@@ -36,7 +36,9 @@
     X(open, 0)                                                                         \
     X(leaf, 0)                                                                         \
     X(peek, 0)                                                                         \
-    X(gap, 0)  /* thousandths that opened clusters are ahead of others; -1: any */     \
+    X(gap, 0)     /* thousandths that opened clusters are ahead of others; -1: any */  \
+    X(raise_v, 0) /* what v is about */                                                \
+    X(raise_dout, 0)                                                                   \
     X(grid, 0) /* 1: q and k are small integers, so that scores are exact */           \
     X(seed, 1)
 
@@ -84,6 +86,8 @@ typedef struct test_case {
 void case_print(char *text, size_t bytes, const test_case *c);
 /* Reads such a text; 0 if a word of it is not understood. */
 int case_parse(test_case *c, const char *text);
+
+static inline int dtype_is_half(int64_t dtype) { return dtype == HT_BF16 || dtype == HT_F16; }
 
 typedef struct case_list {
     test_case *at;

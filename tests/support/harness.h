@@ -146,6 +146,8 @@ typedef struct reference {
 } reference;
 
 void reference_make(reference *r, const problem *p, int backward);
+/* The same of the reference kernels in float64, for what is too long for the oracle. */
+reference far_reference(const problem *p);
 /* Fails unless the parts of `got` are within what is allowed, and exactly zero where masked. */
 void reference_check(const reference *r, const problem *p, const outcome *got, unsigned parts);
 

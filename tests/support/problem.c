@@ -11,10 +11,11 @@
 
 /* ---- numbers ----------------------------------------------------------------------------- */
 
-size_t dtype_bytes(ht_dtype type) { return type == HT_F64 ? 8 : type == HT_BF16 ? 2 : 4; }
+size_t dtype_bytes(ht_dtype type) { return type == HT_F64 ? 8 : dtype_is_half(type) ? 2 : 4; }
 
 double dtype_epsilon(ht_dtype type) {
-    return type == HT_F64 ? DBL_EPSILON : type == HT_BF16 ? 0x1p-7 : FLT_EPSILON;
+    if (type == HT_F64) return DBL_EPSILON;
+    return type == HT_BF16 ? 0x1p-7 : type == HT_F16 ? 0x1p-10 : FLT_EPSILON;
 }
 
 ht_dtype dtype_wide(ht_dtype type) { return type == HT_F64 ? HT_F64 : HT_F32; }
@@ -38,12 +39,31 @@ static uint16_t to_bf16(float x) {
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
+/* the same; 11 bits, or multiples of 2^-24 */
+static uint16_t to_f16(float x) {
+    int sign = signbit(x) ? 0x8000 : 0, exponent;
+    if (isnan(x)) return 0x7E00;
+    if (fabsf(x) >= 65520) return (uint16_t)(sign | 0x7C00);
+    frexpf(x, &exponent); /* |x| < 2^exponent */
+    if (exponent < -13) exponent = -13;
+    int units = (int)nearbyint(ldexp(fabs((double)x), 11 - exponent));
+    if (units < 1024) return (uint16_t)(sign | units);
+    return (uint16_t)(sign | (((exponent + 13) << 10) + units)); /* 2048 carries */
+}
+
+static double from_f16(uint16_t x) {
+    int exponent = x >> 10 & 31, units = x & 1023;
+    double size = exponent ? ldexp(1024 + units, exponent - 25) : ldexp(units, -24);
+    if (exponent == 31) size = units ? (double)NAN : (double)INFINITY;
+    return x >> 15 ? -size : size;
+}
+
 void dtype_store(ht_dtype type, void *at, double x) {
     float f = (float)x;
-    uint16_t half = to_bf16(f);
+    uint16_t half = type == HT_F16 ? to_f16(f) : to_bf16(f);
     if (type == HT_F64)
         memcpy(at, &x, sizeof x);
-    else if (type == HT_BF16)
+    else if (dtype_is_half(type))
         memcpy(at, &half, sizeof half);
     else
         memcpy(at, &f, sizeof f);
@@ -56,7 +76,7 @@ double dtype_load(ht_dtype type, const void *at) {
     if (type == HT_F64) return memcpy(&x, at, sizeof x), x;
     if (type == HT_F32) return memcpy(&f, at, sizeof f), f;
     memcpy(&half, at, sizeof half);
-    return bits_float((uint32_t)half << 16);
+    return type == HT_F16 ? from_f16(half) : bits_float((uint32_t)half << 16);
 }
 
 double dtype_round(ht_dtype type, double x) {
@@ -155,6 +175,12 @@ static uint8_t *draw_mask(const problem *p, int which) {
     return mask;
 }
 
+/* x += by, what is NaN stays so */
+static double *raised(double *x, int64_t n, double by, ht_dtype type) {
+    for (int64_t i = 0; by != 0 && i < n; i++) x[i] = dtype_round(type, x[i] + by);
+    return x;
+}
+
 /* normal numbers, or those nearest on a grid of small integers; rows that the mask takes out hold
  * NaN */
 static double *draw(const problem *p, uint64_t salt, int64_t n, int64_t width, ht_dtype type,
@@ -174,7 +200,7 @@ static double *draw(const problem *p, uint64_t salt, int64_t n, int64_t width, h
  * until no choice is closer than rounding can be; exact ties of a grid stay. */
 static int too_close(const problem *p) {
     oracle_problem same = problem_oracle(p);
-    int coarse = p->c.dtype == HT_BF16 && !p->c.grid; /* products of a grid are exact */
+    int coarse = dtype_is_half(p->c.dtype) && !p->c.grid; /* products of a grid are exact */
     double least = p->c.dtype == HT_F64 ? 1e-11 : coarse ? 1e-3 : 2e-5;
     if (p->c.gap < 0) return 0;
     least = fmax(least, (double)p->c.gap / 1000);
@@ -213,6 +239,8 @@ void problem_make(problem *p, const test_case *c) {
     draw_keys(p);
     p->v = draw(p, 3, problem_v_size(p), v, type, 1, p->key_mask);
     p->dout = draw(p, 4, problem_out_size(p), z, type, 1, p->query_mask);
+    p->v = raised(p->v, problem_v_size(p), (double)c->raise_v, type);
+    p->dout = raised(p->dout, problem_out_size(p), (double)c->raise_dout, type);
     if (c->bias) p->bias = draw(p, 5, problem_bias_size(p), 1, wide, 1, NULL);
     if (c->dlse) p->dlse = draw(p, 6, problem_lse_size(p), c->q_heads, wide, 1, p->query_mask);
 }

@@ -18,7 +18,7 @@ typedef struct problem {
     int redrawn;                    /* times that q and k were drawn again */
 } problem;
 
-/* All results of a call, canonical, as double (every float and bf16 is a double). */
+/* All results of a call, canonical, as double (every float, bf16 and f16 is a double). */
 typedef oracle_result outcome;
 
 /* Fills p from the case: all memory is the pool's. */

@@ -39,15 +39,15 @@ static double largest_difference(const double *a, const double *b, int64_t n) {
     return top;
 }
 
-/* The plain algorithm in the case's precision. bf16: bf16 inputs, float arithmetic, every bf16
- * tensor rounded when it is stored; backward reads the rounded out. */
+/* The plain algorithm in the case's precision. 16 bits: inputs of 16 bits, float arithmetic,
+ * every such tensor rounded when it is stored; backward reads the rounded out. */
 static outcome plain(const problem *p, int backward, oracle_form form) {
     outcome o = outcome_make(p);
     oracle_problem same = problem_oracle(p);
     ht_dtype type = (ht_dtype)p->c.dtype;
     oracle_precision precision = type == HT_F64 ? ORACLE_F64 : ORACLE_F32;
     if (!backward) same.dout = NULL;
-    if (type == HT_BF16 && backward) {
+    if (dtype_is_half(type) && backward) {
         same.dout = NULL;
         oracle_run(&o, &same, precision, form);
         double *stored = pool_alloc((size_t)problem_out_size(p) * sizeof *stored);
@@ -56,7 +56,7 @@ static outcome plain(const problem *p, int backward, oracle_form form) {
     }
     oracle_run(&o, &same, precision, form);
     static const int stored_parts[] = {PART_OUT, PART_DQ, PART_DK, PART_DV};
-    for (size_t s = 0; s < COUNT(stored_parts) && type == HT_BF16; s++) {
+    for (size_t s = 0; s < COUNT(stored_parts) && dtype_is_half(type); s++) {
         double *x = outcome_part(&o, stored_parts[s]);
         for (int64_t i = 0; i < problem_part_size(p, stored_parts[s]); i++)
             x[i] = dtype_round(type, x[i]);

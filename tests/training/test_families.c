@@ -45,6 +45,8 @@ static void complete(subject *s) {
 
 #define D(...) \
     { .dtype = HT_BF16, __VA_ARGS__ }
+#define H(...) \
+    { .dtype = HT_F16, __VA_ARGS__ }
 #define HIER(q) .kind = HT_HIERARCHICAL, .query = HT_QUERY_##q
 
 static const struct {
@@ -115,6 +117,16 @@ static const struct {
     {D(HIER(MEAN), .block = 16, .head_dim = 64, .q_heads = 1), 16, 70000, HTI_TILES, HTI_TILES,
      "tuned", "there are 70000 sequences, of up to 16 rows: too many", "tuned",
      "there are 70000 sequences, of up to 16 rows: too many"},
+    {H(HIER(MEAN), .block = 16, .head_dim = 64), 0, 0, HTI_TILES, HTI_TILES, "tuned",
+     "dtype is f16, not bf16", "tuned", "dtype is f16, not bf16"},
+    {H(HIER(FINE), .block = 32, .head_dim = 128, .has_bias = 1), 0, 0, HTI_TILES, HTI_TILES,
+     "tuned", "dtype is f16, not bf16", NULL, NULL},
+    {H(HIER(FIRST), .block = 32, .head_dim = 4), 0, 0, HTI_NARROW, HTI_NARROW, NULL, NULL, NULL,
+     NULL},
+    {H(.kind = HT_FULL, .head_dim = 64, .block = 16), 0, 0, HTI_FULL, HTI_FULL, NULL, NULL, NULL,
+     NULL},
+    {H(HIER(FINE), .block = 16, .head_dim = 64, .open = 8), 0, 0, HTI_OPENED, HTI_OPENED,
+     "opening tiles", "dtype is f16, not bf16", "opening tiles", "dtype is f16, not bf16"},
 };
 
 static void expect(const hti_limits *limits, const hti_attention_call *c, int backward,

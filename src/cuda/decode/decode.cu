@@ -425,8 +425,8 @@ ht_status hti_cuda_cache_extend(ht_context *ctx, const hti_cache_call *call) {
             TRY(hti_cuda_extend_open(ctx, a, count, call->a.desc->dtype));
             continue;
         }
-        TRY(call->a.desc->dtype == HT_BF16 ? launch<__nv_bfloat16>(ctx, a, count)
-                                           : launch<float>(ctx, a, count));
+        TRY(hti_by_dtype(call->a.desc->dtype,
+                         [&](auto x) { return launch<decltype(x)>(ctx, a, count); }));
     }
     return HT_OK;
 }

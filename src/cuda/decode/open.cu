@@ -486,6 +486,5 @@ ht_status hti_cuda_extend_open(const ht_context *ctx, const decode_args &args, i
     decode_args a = args;
     a.items = 0;
     for (int i = 0; i < sequences; i++) a.items += (int64_t)a.sequence[i].length * a.q_heads;
-    return dtype == HT_BF16 ? launch<__nv_bfloat16>(ctx, a, sequences)
-                            : launch<float>(ctx, a, sequences);
+    return hti_by_dtype(dtype, [&](auto x) { return launch<decltype(x)>(ctx, a, sequences); });
 }

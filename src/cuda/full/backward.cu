@@ -10,6 +10,8 @@
 #include "cuda/full/bias.h"
 #include "cuda/full/tile.h"
 
+namespace HTI_KERNELS {
+
 /* Whose gradients a thread block sums up. */
 enum { QUERY = 0, KEY = 1 };
 
@@ -38,8 +40,8 @@ template <int D> __global__ void __launch_bounds__(SPAN_THREADS) full_rowdot(hti
     place p;
     int head = blockIdx.y;
     if (!find_place(p, a, blockIdx.x, blockIdx.z, 0, SPAN)) return;
-    const bf16 *dz = (const bf16 *)a.dout.data + tensor_base(a, a.dout, p, head);
-    const bf16 *z = (const bf16 *)a.out.data + tensor_base(a, a.out, p, head);
+    const element *dz = (const element *)a.dout.data + tensor_base(a, a.dout, p, head);
+    const element *z = (const element *)a.out.data + tensor_base(a, a.out, p, head);
     const float *dlse = (const float *)a.dlse.data, *lse = a.saved + head * a.rows + p.start;
     if (dlse) dlse += tensor_base(a, a.dlse, p, head);
     for (int i = threadIdx.x; i < SPAN * CH; i += SPAN_THREADS) {
@@ -240,7 +242,7 @@ template <int D>
 static __device__ __forceinline__ void
 store_grad(const float x[D / 8][4], const hti_hier_args &a, const place &p, const ht_tensor &to,
            const view &own, float factor, int first, int head, int g, int t) {
-    bf16 *out = (bf16 *)to.data + tensor_base(a, to, p, head);
+    element *out = (element *)to.data + tensor_base(a, to, p, head);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = first + 8 * h + g, live = is_there(own, r, p.length);
@@ -350,3 +352,5 @@ ht_status hti_full_backward(ht_context *ctx, const hti_attention_call *c,
     default: return run_backward<128>(ctx, f, args);
     }
 }
+
+} // namespace HTI_KERNELS

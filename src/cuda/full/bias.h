@@ -11,6 +11,8 @@
 
 #include "cuda/full/tile.h"
 
+namespace HTI_KERNELS {
+
 /* Distances of tiles that reach in go so much beyond: 64 keys and up to 32 queries. */
 enum { BEYOND = TILE + 32, SQUARE = 16 * 17 };
 
@@ -88,5 +90,7 @@ static __device__ __forceinline__ void store_sums(const bias_sums &s, const floa
         to[i] = sum;
     }
 }
+
+} // namespace HTI_KERNELS
 
 #endif

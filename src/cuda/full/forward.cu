@@ -6,6 +6,8 @@
  */
 #include "cuda/full/tile.h"
 
+namespace HTI_KERNELS {
+
 enum { QUERIES = 128 };
 
 template <int D> struct shape {
@@ -95,7 +97,7 @@ template <int D>
 static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_hier_args &a,
                                                   const place &p, const view &q, int first,
                                                   int head, int g, int t) {
-    bf16 *out = (bf16 *)a.out.data + tensor_base(a, a.out, p, head);
+    element *out = (element *)a.out.data + tensor_base(a, a.out, p, head);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float l = s.l[h];
@@ -205,3 +207,5 @@ ht_status hti_full_forward(ht_context *ctx, const hti_attention_call *c,
     default: return run_forward<128>(ctx, f);
     }
 }
+
+} // namespace HTI_KERNELS

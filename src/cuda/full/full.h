@@ -8,11 +8,15 @@
 
 #include "cuda/hier.h"
 
+namespace HTI_KERNELS {
+
 /* args: what the generic kernels would get; cu and h are already carved, cu is filled in. */
 void hti_full_set(hti_hier_args *out, const hti_attention_call *call, const hti_cuda_args &args);
 ht_status hti_full_forward(ht_context *ctx, const hti_attention_call *call,
                            const hti_cuda_args &args);
 ht_status hti_full_backward(ht_context *ctx, const hti_attention_call *call,
                             const hti_cuda_args &args);
+
+} // namespace HTI_KERNELS
 
 #endif

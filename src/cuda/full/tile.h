@@ -8,6 +8,8 @@
 #include "cuda/full/full.h"
 #include "cuda/hier_place.h"
 
+namespace HTI_KERNELS {
+
 enum { TILE = 64 }; /* rows that travel together */
 
 /* The caller's rows of one head. */
@@ -29,8 +31,8 @@ static __device__ __forceinline__ void fetch_tile(uint32_t to, const view &x, co
     constexpr int CH = D / 8, STEP = THREADS / CH;
     static_assert(STEP % 8 == 0 && TILE % STEP == 0, "rows keep their turn");
     int ch = threadIdx.x % CH, row = threadIdx.x / CH, r = first + row;
-    const bf16 *from_x = x.data + (int64_t)r * x.stride + 8 * ch,
-               *from_y = y.data + (int64_t)r * y.stride + 8 * ch;
+    const element *from_x = x.data + (int64_t)r * x.stride + 8 * ch,
+                  *from_y = y.data + (int64_t)r * y.stride + 8 * ch;
     to += 2 * rows<D>::at(row, ch);
     int inside = !x.mask && !x.n && first + TILE <= length;
 #pragma unroll
@@ -101,5 +103,7 @@ static __device__ __forceinline__ tilt tilt_of(const float *table, int reach, in
 static __device__ __forceinline__ float bias_at(const tilt &t, int distance) {
     return t.flat ? t.value : t.table[max(-t.reach, min(t.reach, distance))];
 }
+
+} // namespace HTI_KERNELS
 
 #endif

@@ -528,18 +528,16 @@ static ht_status launch(const ht_context *ctx, hti_cuda_args a, size_t shared) {
     return hti_cuda_launch(ctx, dq_kernel<T, NC>, name, grid, THREADS, shared, a);
 }
 
-ht_status hti_generic_backward(const ht_context *ctx, const hti_cuda_args &args, int bf16) {
+ht_status hti_generic_backward(const ht_context *ctx, const hti_cuda_args &args, ht_dtype dtype) {
     hti_cuda_args a = args;
     a.other = 32;
     if (hti_generic_backward_shared(a) > (size_t)hti_cuda_of(ctx)->shared_bytes) a.other = 16;
     size_t shared = hti_generic_backward_shared(a);
     TRY(hti_bias_sums_clear(ctx, a));
     int narrow = a.head_dim <= 64 && a.value_dim <= 64;
-    if (bf16) {
-        TRY((narrow ? launch<__nv_bfloat16, 2>(ctx, a, shared)
-                    : launch<__nv_bfloat16, 8>(ctx, a, shared)));
-    } else {
-        TRY((narrow ? launch<float, 2>(ctx, a, shared) : launch<float, 8>(ctx, a, shared)));
-    }
+    TRY(hti_by_dtype(dtype, [&](auto x) {
+        return narrow ? launch<decltype(x), 2>(ctx, a, shared)
+                      : launch<decltype(x), 8>(ctx, a, shared);
+    }));
     return hti_bias_sums_add(ctx, a);
 }

@@ -134,7 +134,7 @@ ht_status hti_cuda_first(const ht_context *ctx, const hti_cuda_args &args) {
     return HT_OK;
 }
 
-ht_status hti_cuda_coarsen(const ht_context *ctx, const hti_cuda_args &args, int bf16) {
+ht_status hti_cuda_coarsen(const ht_context *ctx, const hti_cuda_args &args, ht_dtype dtype) {
     hti_cuda_args a = args;
     int64_t widest = (int64_t)a.kv_heads * (a.head_dim > a.value_dim ? a.head_dim : a.value_dim);
     int operands = a.query == HT_QUERY_MEAN ? 3 : 2;
@@ -143,8 +143,9 @@ ht_status hti_cuda_coarsen(const ht_context *ctx, const hti_cuda_args &args, int
     for (a.stage = 0; a.stage + 1 < a.levels; a.stage += STEPS) {
         dim3 grid((unsigned)fold_grid(a, widest), (unsigned)operands);
         const char *name = "coarsening keys, values and queries";
-        TRY(hti_cuda_launch(ctx, bf16 ? mean_kernel<__nv_bfloat16> : mean_kernel<float>, name, grid,
-                            COLUMNS, 0, a));
+        TRY(hti_by_dtype(dtype, [&](auto x) {
+            return hti_cuda_launch(ctx, mean_kernel<decltype(x)>, name, grid, COLUMNS, 0, a);
+        }));
     }
     return args.first ? hti_cuda_first(ctx, args) : HT_OK;
 }
@@ -264,18 +265,22 @@ static __global__ void __launch_bounds__(COLUMNS)
     }
 }
 
-ht_status hti_cuda_restrict(const ht_context *ctx, const hti_cuda_args &args, int bf16) {
+ht_status hti_cuda_restrict(const ht_context *ctx, const hti_cuda_args &args, ht_dtype dtype) {
     hti_cuda_args a = args;
     a.work = tiles_of(a, 0, 32) * a.q_heads;
     unsigned grid = (unsigned)(a.work < INT32_MAX ? a.work : INT32_MAX);
     size_t shared = sizeof(float) * 2 * 32 * (size_t)tile_stride(a.value_dim);
-    TRY(hti_cuda_launch(ctx, bf16 ? rowdot_kernel<__nv_bfloat16> : rowdot_kernel<float>,
-                        "multiplying output and gradient", dim3(grid), THREADS, shared, a));
+    TRY(hti_by_dtype(dtype, [&](auto x) {
+        return hti_cuda_launch(ctx, rowdot_kernel<decltype(x)>, "multiplying output and gradient",
+                               dim3(grid), THREADS, shared, a);
+    }));
     if (a.query == HT_QUERY_FINE) return HT_OK;
     for (a.stage = 0; a.stage + 1 < a.levels; a.stage += STEPS) {
         dim3 blocks((unsigned)fold_grid(a, (int64_t)a.q_heads * a.value_dim));
-        TRY(hti_cuda_launch(ctx, bf16 ? restrict_kernel<__nv_bfloat16> : restrict_kernel<float>,
-                            "restricting the gradient", blocks, COLUMNS, 0, a));
+        TRY(hti_by_dtype(dtype, [&](auto x) {
+            return hti_cuda_launch(ctx, restrict_kernel<decltype(x)>, "restricting the gradient",
+                                   blocks, COLUMNS, 0, a);
+        }));
     }
     return HT_OK;
 }

@@ -220,8 +220,9 @@ template <typename T> static ht_status launch(const ht_context *ctx, const hti_c
     return hti_cuda_launch(ctx, forward_kernel<T, 8>, name, dim3(grid), THREADS, shared, a);
 }
 
-ht_status hti_generic_forward(const ht_context *ctx, const hti_cuda_args &args, int bf16) {
+ht_status hti_generic_forward(const ht_context *ctx, const hti_cuda_args &args, ht_dtype dtype) {
     hti_cuda_args a = args;
+    auto run = [&](auto x) { return launch<decltype(x)>(ctx, a); };
     a.other = 32;
     if (hti_generic_forward_shared(a) > (size_t)hti_cuda_of(ctx)->shared_bytes) a.other = 16;
     if (a.levels > 1 && a.query != HT_QUERY_FINE) {
@@ -229,9 +230,9 @@ ht_status hti_generic_forward(const ht_context *ctx, const hti_cuda_args &args, 
         a.work = 0;
         for (int l = 1; l < a.levels; l++) a.work += a.level_work[l] = tiles_of(a, l, OWN);
         a.work *= a.q_heads;
-        TRY(bf16 ? launch<__nv_bfloat16>(ctx, a) : launch<float>(ctx, a));
+        TRY(hti_by_dtype(dtype, run));
     }
     a.coarse = 0;
     a.work = tiles_of(a, 0, OWN) * a.q_heads;
-    return bf16 ? launch<__nv_bfloat16>(ctx, a) : launch<float>(ctx, a);
+    return hti_by_dtype(dtype, run);
 }

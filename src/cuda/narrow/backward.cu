@@ -11,6 +11,8 @@
 #include "cuda/hier.h"
 #include "cuda/narrow/narrow.h"
 
+namespace HTI_KERNELS {
+
 /* Two thread blocks of 4 columns share a multiprocessor. */
 template <int D> struct backward_shape {
     enum { SIZE = D == 4 ? 256 : 512, TEAM = SIZE / 32, BLOCKS = D == 4 ? 2 : 1 };
@@ -68,7 +70,8 @@ DEVICE void load_gradients(raw_row<D> *g, float *m, float *h, const hti_cuda_arg
     }
 }
 
-/* Of a cluster: m the smallest, h and dz sums weighted by exp(m - lse). */
+/* Of a cluster of level l: m the smallest, h and dz sums weighted by exp(m - lse), divided by 2^l,
+ * which sums of many rows would need to fit into f16; shares of gradients put it right again. */
 template <int D, bool ROWS>
 DEVICE void fold_gradients(const backward_shared &m, const hti_cuda_args &a, const sequence &s,
                            int level, int e) {
@@ -90,6 +93,7 @@ DEVICE void fold_gradients(const backward_shared &m, const hti_cuda_args &a, con
         float w = fminf(x.w, y.w);
         float wx = x.w == INFINITY ? 0 : exp2_fast(w - x.w);
         float wy = y.w == INFINITY ? 0 : exp2_fast(w - y.w);
+        wx *= 0.5f, wy *= 0.5f;
         return {sum_of(times(x.x, wx), times(y.x, wy)), w, wx * x.h + wy * y.h};
     };
     auto keep = [&](int first, int i, const node<D> &x) {
@@ -266,6 +270,7 @@ DEVICE void share_upper(const backward_shared &m, const hti_cuda_args &a, const 
             float2 y = *(const float2 *)(x + (place - s.at[HELD]) * D + column);
             float share =
                 tensor < 2 ? key_share(m, place) : query_share(a, m.count[place - s.at[1]], first);
+            share *= (float)(1 << l);
             sum.x += share * y.x, sum.y += share * y.y;
         }
         *(float2 *)(x + c * D + column) = sum;
@@ -320,6 +325,7 @@ DEVICE void dq_level(float *r, const backward_shared &m, const hti_cuda_args &a,
         if (first && level + 1 < s.levels)
             down = m.count[s.at[level + 1] - s.at[1] + row / 2] == own ? 1 : 0;
         if (!first && level > 0) share = share_of(own);
+        share *= (float)(1 << level);
         r[2 * h] = r[2 * h] * down + x[2 * h] * share;
         r[2 * h + 1] = r[2 * h + 1] * down + x[2 * h + 1] * share;
     }
@@ -329,7 +335,7 @@ DEVICE void dq_level(float *r, const backward_shared &m, const hti_cuda_args &a,
 template <int D>
 DEVICE void put_rows(const ht_tensor &to, const uint8_t *mask, float factor, float *sums,
                      const hti_cuda_args &a, const sequence &s, int c) {
-    head_rows<bf16> rows(to, a, s);
+    head_rows<element> rows(to, a, s);
     whole<D>(sums);
     each_row<D>(sums, [&](int h, float x, float y) {
         int row = c + 8 * h + quad();
@@ -368,6 +374,7 @@ DEVICE void dkdv_level(float *r, float *w, const backward_shared &m, const hti_c
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float share = level ? key_share(m, s.at[level] + c + 8 * h + quad()) : 1;
+        share *= (float)(1 << level);
         r[2 * h] += x[2 * h] * share, r[2 * h + 1] += x[2 * h + 1] * share;
         w[2 * h] += y[2 * h] * share, w[2 * h + 1] += y[2 * h + 1] * share;
     }
@@ -437,3 +444,5 @@ template <int D> static ht_status launch(const ht_context *ctx, hti_cuda_args a)
 ht_status hti_narrow_backward(const ht_context *ctx, const hti_cuda_args &a) {
     return a.head_dim == 4 ? launch<4>(ctx, a) : launch<8>(ctx, a);
 }
+
+} // namespace HTI_KERNELS

@@ -5,6 +5,8 @@
 #include "cuda/hier.h"
 #include "cuda/narrow/narrow.h"
 
+namespace HTI_KERNELS {
+
 enum { FORWARD_THREADS = 256, FORWARD_WARPS = FORWARD_THREADS / 32 };
 
 struct forward_shared {
@@ -138,7 +140,7 @@ DEVICE weights drop(const weights &w, uint8_t *to, const hti_cuda_args &a, const
 template <int D, int MODE>
 DEVICE void attend(tile_state &t, const forward_shared &m, const hti_cuda_args &a,
                    const sequence &s, const own_rows &q, int level, int c) {
-    const uint32_t one = 0x3f803f80u, k = shared_address(m.k), v = shared_address(m.v);
+    const uint32_t one = 0x10001 * ELEMENT_ONE, k = shared_address(m.k), v = shared_address(m.v);
     partners list = partners_of(a, s, level, c, false);
     float scale = a.scale * HTI_LOG2E;
     reference r = reference_of(t);
@@ -223,7 +225,7 @@ template <int D> DEVICE tile_state upper_state(const forward_shared &m, const se
 /* ---- rows ---- */
 
 template <int D> DEVICE own_rows load_queries(const hti_cuda_args &a, const sequence &s, int c) {
-    head_rows<const bf16> from(a.q, a, s);
+    head_rows<const element> from(a.q, a, s);
     own_rows q;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -236,7 +238,7 @@ template <int D> DEVICE own_rows load_queries(const hti_cuda_args &a, const sequ
 
 template <int D>
 DEVICE void finish_rows(tile_state &t, const hti_cuda_args &a, const sequence &s, int c) {
-    head_rows<bf16> out(a.out, a, s);
+    head_rows<element> out(a.out, a, s);
     float *saved = a.saved ? a.saved + s.head * a.rows + s.p.start : NULL;
     whole<D>(t.z);
     each_row<D>(t.z, [&](int h, float x, float y) {
@@ -326,3 +328,5 @@ template <int D> static ht_status launch(const ht_context *ctx, hti_cuda_args a)
 ht_status hti_narrow_forward(const ht_context *ctx, const hti_cuda_args &a) {
     return a.head_dim == 4 ? launch<4>(ctx, a) : launch<8>(ctx, a);
 }
+
+} // namespace HTI_KERNELS

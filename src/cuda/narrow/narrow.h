@@ -2,7 +2,7 @@
  * The narrow kernels: rows of 4 or 8 columns, whole sequences in shared memory, on tensor cores.
  *
  * A thread block takes one head of one sequence. It loads the rows and adds up all levels in shared
- * memory, as bf16; then a warp owns a strip of 64 rows, the 32 clusters of level 1 and the 16 of
+ * memory, in 16 bits; then a warp owns a strip of 64 rows, the 32 clusters of level 1 and the 16 of
  * level 2 above them, in tiles of 16, and walks over groups of 16 partners. What a tile of a level
  * has found is handed down to the two tiles below it in registers; only levels from 3 on, a quarter
  * of the rows, leave their results in shared memory, before. Nothing but the rows themselves is
@@ -22,6 +22,9 @@
 
 #include "cuda/generic/tile.h"
 #include "cuda/hier_tile.h"
+#include "cuda/typed.h"
+
+namespace HTI_KERNELS {
 
 enum { GROUP = HTI_NARROW_GROUP, STRIP = 64, HELD = 3, NARROW_LEVELS = HTI_NARROW_LEVELS };
 /* HELD: levels of a strip */
@@ -49,7 +52,7 @@ HTI_FN narrow_sizes sizes_of(const hti_cuda_args &a) {
     return {all, all - (int)a.level_work[1], all - (int)a.level_work[held]};
 }
 
-/* ---- rows of D columns as floats; in memory bf16 ---- */
+/* ---- rows of D columns as floats; in memory 16 bits ---- */
 
 template <int D> struct row_of { float x[D]; };
 
@@ -74,8 +77,8 @@ template <int D> DEVICE row_of<D> unpacked(const raw_row<D> &x) {
     row_of<D> r;
 #pragma unroll
     for (int i = 0; i < D / 2; i++) {
-        r.x[2 * i] = __uint_as_float(x.x[i] << 16);
-        r.x[2 * i + 1] = __uint_as_float(x.x[i] & 0xffff0000u);
+        float2 two = unpack2(x.x[i]);
+        r.x[2 * i] = two.x, r.x[2 * i + 1] = two.y;
     }
     return r;
 }
@@ -250,8 +253,8 @@ template <int D> DEVICE node<D> add_nodes(const node<D> &a, const node<D> &b) {
 template <int D>
 DEVICE void load_eight(raw_row<D> *r, bool *valid, const ht_tensor &from, const uint8_t *mask,
                        const hti_cuda_args &a, const sequence &s, int e) {
-    head_rows<const bf16> rows(from, a, s);
-    const bf16 *first = rows.at(FOLD * e);
+    head_rows<const element> rows(from, a, s);
+    const element *first = rows.at(FOLD * e);
     if (!mask && FOLD * (e + 1) <= s.p.length) {
 #pragma unroll
         for (int i = 0; i < FOLD; i++) {
@@ -579,5 +582,7 @@ static inline void set_places(hti_cuda_args *a) {
 }
 
 /* backward.cu: shared memory of a call whose longest sequence has this length. */
+
+} // namespace HTI_KERNELS
 
 #endif

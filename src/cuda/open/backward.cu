@@ -389,8 +389,9 @@ template <typename T, int NC> static ht_status launch(const ht_context *ctx, hti
         grid_of(o.a.rows * o.a.kv_heads), 32 * HTI_OPEN_WARPS, HTI_OPEN_WARPS * warp_bytes(o.a), o);
 }
 
-ht_status hti_open_backward(const ht_context *ctx, const hti_open_args &o, int bf16) {
+ht_status hti_open_backward(const ht_context *ctx, const hti_open_args &o, ht_dtype dtype) {
     int narrow = o.a.head_dim <= 64 && o.a.value_dim <= 64;
-    if (bf16) return narrow ? launch<__nv_bfloat16, 2>(ctx, o) : launch<__nv_bfloat16, 8>(ctx, o);
-    return narrow ? launch<float, 2>(ctx, o) : launch<float, 8>(ctx, o);
+    return hti_by_dtype(dtype, [&](auto x) {
+        return narrow ? launch<decltype(x), 2>(ctx, o) : launch<decltype(x), 8>(ctx, o);
+    });
 }

@@ -60,6 +60,6 @@ template <typename T> static ht_status launch(const ht_context *ctx, const hti_o
     return hti_cuda_launch(ctx, forward_kernel<T, 8>, name, grid, threads, shared, o);
 }
 
-ht_status hti_open_forward(const ht_context *ctx, const hti_open_args &o, int bf16) {
-    return bf16 ? launch<__nv_bfloat16>(ctx, o) : launch<float>(ctx, o);
+ht_status hti_open_forward(const ht_context *ctx, const hti_open_args &o, ht_dtype dtype) {
+    return hti_by_dtype(dtype, [&](auto x) { return launch<decltype(x)>(ctx, o); });
 }

@@ -41,8 +41,8 @@ typedef struct hti_open_args {
 /* Scratch of the largest call, or the carving of this one's (base is aligned). */
 void hti_open_carve(hti_carver *c, hti_open_args *o, const ht_attention_desc *desc, int backward);
 /* The pyramid, angles and (backward) h are there. */
-ht_status hti_open_forward(const ht_context *ctx, const hti_open_args &o, int bf16);
-ht_status hti_open_backward(const ht_context *ctx, const hti_open_args &o, int bf16);
+ht_status hti_open_forward(const ht_context *ctx, const hti_open_args &o, ht_dtype dtype);
+ht_status hti_open_backward(const ht_context *ctx, const hti_open_args &o, ht_dtype dtype);
 /* Turns lists of this launch's level into rows by cluster. */
 ht_status hti_open_invert(const ht_context *ctx, const hti_open_args &o);
 

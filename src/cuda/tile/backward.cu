@@ -11,6 +11,8 @@
 #include "cuda/tile/grad.h"
 #include "cuda/tile/wide.h"
 
+namespace HTI_KERNELS {
+
 extern __shared__ float4 hti_shared[];
 
 enum { LINE = GROUP + 1 }; /* floats from row to row of ds in shared memory */
@@ -46,7 +48,7 @@ template <int D> struct query_rows {
 
 /* Adds a group's ds to the warp's table, by distance, where the rows are of one cluster: sums of
  * columns. */
-DEVICE void add_bias_columns(float *table, const float x[2][4]) {
+DEVICE void add_bias_columns(float *table, const float x[2][4], float unit) {
     int lane = lane_id();
     __syncwarp();
 #pragma unroll
@@ -54,7 +56,7 @@ DEVICE void add_bias_columns(float *table, const float x[2][4]) {
         int b = i >> 1, odd = i & 1;
         float sum = x[b][odd] + x[b][2 + odd];
         for (int o = 4; o < 32; o *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, o);
-        if (lane < 4) table[8 * b + 2 * lane + odd] += sum;
+        if (lane < 4) table[8 * b + 2 * lane + odd] += unit * sum;
     }
 }
 
@@ -64,9 +66,10 @@ DEVICE void add_bias(float *table, float *ds, const float x[2][4], const hti_til
     int lane = lane_id(), g = lane >> 2, c = lane & 3, shift = w.grouped ? 0 : level;
     int first = w.own >> shift, last = (w.own + GROUP - 1) >> shift;
     int lowest = k - last, count = GROUP + last - first;
+    float unit = w.grouped ? coarse_unit(t, level) : 1;
     table += lowest + 2 * t.a.block - 1;
     if (first == last) {
-        add_bias_columns(table, x);
+        add_bias_columns(table, x, unit);
         return;
     }
     __syncwarp();
@@ -80,7 +83,7 @@ DEVICE void add_bias(float *table, float *ds, const float x[2][4], const hti_til
         int j = ((w.own + r) >> shift) + lowest + lane - k;
         if (j >= 0 && j < GROUP) sum += ds[r * LINE + j];
     }
-    table[lane] += sum;
+    table[lane] += unit * sum;
 }
 
 /* One group of keys in shared memory at `at`. */
@@ -214,7 +217,7 @@ static __global__ void __launch_bounds__(THREADS, D <= 64 ? 4 : 2)
         if (a.coarse) {
             int64_t at = cluster_at(t, p, level) + own;
             store_sums<D>(a.dqt + (head * a.clusters + at) * D, o.dq,
-                          (int)hti_clusters(p.length, level) - own);
+                          (int)hti_clusters(p.length, level) - own, coarse_unit(t, level));
             continue;
         }
         if (own >= p.length) continue;
@@ -269,3 +272,5 @@ ht_status hti_tile_run_backward(const ht_context *ctx, hti_tile_args t) {
     TRY(launch_dq(ctx, t, 0));
     return hti_bias_sums_add(ctx, a);
 }
+
+} // namespace HTI_KERNELS

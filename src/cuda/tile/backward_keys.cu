@@ -15,6 +15,8 @@
 #include "cuda/tile/keys.h"
 #include "cuda/tile/wide.h"
 
+namespace HTI_KERNELS {
+
 extern __shared__ float4 hti_shared[];
 
 enum { CHUNK = 2048 }; /* rows of queries that a chunk of work has at least */
@@ -76,7 +78,8 @@ DEVICE void fetch_queries(char *to, const hti_tile_args &t, const key_walk &w, c
     bool whole = end <= w.to && (at >= left || end <= left) && first + ROWS <= s.count && !s.mask &&
                  !s.index && !s.watch;
     if (whole) {
-        const bf16 *x = s.x + (first + r0) * s.xs + 8 * ch, *y = s.y + (first + r0) * s.ys + 8 * ch;
+        const element *x = s.x + (first + r0) * s.xs + 8 * ch,
+                      *y = s.y + (first + r0) * s.ys + 8 * ch;
 #pragma unroll
         for (int i = 0; i < ROWS / PASS; i++, where += PASS * 2 * D) {
             copy_async(where, x), copy_async(where + key_step<D>::SIDE, y);
@@ -305,3 +308,5 @@ ht_status hti_tile_run_keys(const ht_context *ctx, hti_tile_args t, int coarse) 
     return hti_cuda_launch(ctx, tile_join, "adding what chunks left for dk and dv", grid, THREADS,
                            0, t);
 }
+
+} // namespace HTI_KERNELS

@@ -5,6 +5,8 @@
  */
 #include "cuda/tile/wide.h"
 
+namespace HTI_KERNELS {
+
 extern __shared__ float4 hti_shared[];
 
 template <int D> struct forward_memory {
@@ -130,7 +132,7 @@ DEVICE void merge_levels(state<D> &s, const hti_tile_args &t, const place &p, in
         int row = min(own + 8 * h + g, p.length - 1);
         for (int level = last; level >= 1; level--) {
             int64_t at = head * t.a.clusters + cluster_at(t, p, level) + (row >> level);
-            const bf16 *z = t.zb + at * D + 2 * c;
+            const element *z = t.zb + at * D + 2 * c;
             merge_row<D>(s, h, t.zl[at],
                          [&](int i) { return unpack2(*(const uint32_t *)(z + 8 * i)); });
         }
@@ -159,7 +161,7 @@ DEVICE void store_state(const state<D> &s, const hti_tile_args &t, const place &
 #pragma unroll
         for (int i = 0; i < D / 8; i++)
             x[i] = seen ? pack2(s.o[i][2 * h] * inverse, s.o[i][2 * h + 1] * inverse) : 0;
-        bf16 *to = level ? t.zb + (coarse + r) * D : tensor_row<bf16>(a.out, a, p, head, r);
+        element *to = level ? t.zb + (coarse + r) * D : tensor_row<element>(a.out, a, p, head, r);
         store_row<D>(to, x, c, inside);
         if (!inside || c != 0) continue;
         float lse = seen ? s.m[h] + log2f(sum) : HTI_NEG_INF;
@@ -251,3 +253,5 @@ ht_status hti_tile_run_forward(const ht_context *ctx, hti_tile_args t) {
     default: return launch<128>(ctx, t);
     }
 }
+
+} // namespace HTI_KERNELS

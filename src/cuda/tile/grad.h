@@ -7,6 +7,8 @@
 
 #include "cuda/tile/tile.h"
 
+namespace HTI_KERNELS {
+
 /* x += what the clusters of levels 1 and 2 above the warp's rows got; at level 2 that is what came
  * down from all above it. share(level, at, row): of a row in its cluster, `at` where the level's
  * clusters begin; level 2 is in shares of 1 already. */
@@ -40,7 +42,8 @@ DEVICE float mean_share(const float *counts, const place &p, int level, int64_t 
 }
 
 /* Rows 0 ... count - 1 of a warp's 16 as floats, at `to` [16][D]. */
-template <int D> DEVICE void store_sums(float *to, const float x[D / 8][4], int count) {
+template <int D>
+DEVICE void store_sums(float *to, const float x[D / 8][4], int count, float factor = 1) {
     int g = lane_id() >> 2, c = lane_id() & 3;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -48,8 +51,13 @@ template <int D> DEVICE void store_sums(float *to, const float x[D / 8][4], int 
 #pragma unroll
         for (int i = 0; i < D / 8; i++)
             *(float2 *)(to + (8 * h + g) * D + 8 * i + 2 * c) =
-                make_float2(x[i][2 * h], x[i][2 * h + 1]);
+                make_float2(x[i][2 * h] * factor, x[i][2 * h + 1] * factor);
     }
+}
+
+/* What gradients by coarse queries are multiplied by: see `weighted` in prepare.cu. */
+DEVICE float coarse_unit(const hti_tile_args &t, int level) {
+    return is_fine(t) ? 1 : (float)(1 << level);
 }
 
 /* Rows of a tensor = factor * x, zero where the mask takes a row out. */
@@ -66,11 +74,13 @@ DEVICE void store_grad(const ht_tensor &to, const float x[D / 8][4], float facto
 #pragma unroll
         for (int i = 0; i < D / 8; i++)
             y[i] = live ? pack2(x[i][2 * h] * factor, x[i][2 * h + 1] * factor) : 0;
-        store_row<D>(tensor_row<bf16>(to, t.a, p, head, r), y, c, r < p.length);
+        store_row<D>(tensor_row<element>(to, t.a, p, head, r), y, c, r < p.length);
     }
 }
 
 /* dk and dv, of the coarse levels or of level 0. */
 ht_status hti_tile_run_keys(const ht_context *ctx, hti_tile_args t, int coarse);
+
+} // namespace HTI_KERNELS
 
 #endif

@@ -7,6 +7,8 @@
 
 #include "cuda/tile/grad.h"
 
+namespace HTI_KERNELS {
+
 /* Groups of keys that a thread block owns. Query fine: a block of keys or less, since the keys of
  * another block are seen by other rows; but low levels have few rows per key. */
 HTI_FN int key_groups(const hti_tile_args &t, int level) {
@@ -36,8 +38,9 @@ DEVICE void store_keys(key_rows<D> &o, const hti_tile_args &t, const place &p, i
     if (o.level > 0) {
         int64_t at = kv_head * a.clusters + cluster_at(t, p, o.level) + o.own;
         int count = (int)hti_clusters(p.length, o.level) - o.own;
-        store_sums<D>(a.dkt + at * D, o.dk, count);
-        store_sums<D>(a.dvt + at * D, o.dv, count);
+        float unit = coarse_unit(t, o.level);
+        store_sums<D>(a.dkt + at * D, o.dk, count, unit);
+        store_sums<D>(a.dvt + at * D, o.dv, count, unit);
         return;
     }
     if (o.own >= p.length) return;
@@ -106,5 +109,7 @@ DEVICE float *slot_at(const hti_tile_args &t, int64_t chunk, int kv_head, int sl
     int64_t number = (chunk * t.a.kv_heads + kv_head) * t.slots + slot;
     return t.a.pieces + number * GROUP * 2 * t.a.head_dim;
 }
+
+} // namespace HTI_KERNELS
 
 #endif

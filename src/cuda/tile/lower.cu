@@ -7,6 +7,8 @@
  */
 #include "cuda/tile/wide.h"
 
+namespace HTI_KERNELS {
+
 enum { LOW = 2, MIDDLE = LOWERED_WIDE };
 
 /* A thread's cluster of the level a.stage; part: its columns, `width` at a time. */
@@ -120,3 +122,5 @@ ht_status hti_tile_lower_grads(const ht_context *ctx, const hti_tile_args &t, in
     return launch(ctx, tile_lower_grads, "adding up gradients of levels", t, heads, queries ? 3 : 2,
                   4, wide ? MIDDLE : LOW);
 }
+
+} // namespace HTI_KERNELS

@@ -9,6 +9,8 @@
  */
 #include "cuda/tile/tile.h"
 
+namespace HTI_KERNELS {
+
 enum { FOLD = 16, STEPS = 4, COLUMNS = 128 }; /* 2^STEPS = FOLD */
 
 /* A tile of FOLD clusters, and a thread's 8 columns of [heads][dim]. */
@@ -66,7 +68,7 @@ DEVICE void find_targets(targets *to, const hti_cuda_args &a, const place &p) {
 struct operand {
     ht_tensor rows;
     const uint8_t *mask;
-    bf16 *means;
+    element *means;
     float *counts; /* written by the launch of the operand that has them */
     int heads;
     bool counter;
@@ -87,7 +89,7 @@ DEVICE void read_sum(float sum[8], float *n, const hti_cuda_args &a, const opera
     if (a.stage == 0) {
         if (!takes_part(o.mask, me.p, (int)c)) return;
         *n = 1;
-        add_row(sum, tensor_row<const bf16>(o.rows, a, me.p, me.head, c) + me.x);
+        add_row(sum, tensor_row<const element>(o.rows, a, me.p, me.head, c) + me.x);
     } else if (c < hti_clusters(me.p.length, a.stage)) {
         *n = o.counts[from + c];
         add_row(sum, o.means + (me.head * a.clusters + from + c) * a.head_dim + me.x);
@@ -97,7 +99,7 @@ DEVICE void read_sum(float sum[8], float *n, const hti_cuda_args &a, const opera
 
 /* A tile of whole clusters, no masks: sums of 2, 4, 8 and 16 rows. */
 DEVICE void fold_whole(const operand &o, const hti_cuda_args &a, const targets &to,
-                       const bf16 *from, int64_t stride, int64_t plane, int x, float *counts) {
+                       const element *from, int64_t stride, int64_t plane, int x, float *counts) {
     uint4 rows[FOLD];
 #pragma unroll
     for (int r = 0; r < FOLD; r++) rows[r] = __ldg((const uint4 *)(from + r * stride));
@@ -168,8 +170,8 @@ static __global__ void __launch_bounds__(COLUMNS)
         fold_some(o, a, to, me, from, counts);
         return;
     }
-    const bf16 *rows = a.stage ? o.means + (plane + from + me.p.first) * a.head_dim
-                               : tensor_row<const bf16>(o.rows, a, me.p, me.head, me.p.first);
+    const element *rows = a.stage ? o.means + (plane + from + me.p.first) * a.head_dim
+                                  : tensor_row<const element>(o.rows, a, me.p, me.head, me.p.first);
     fold_whole(o, a, to, rows + me.x, a.stage ? a.head_dim : o.rows.row_stride, plane, me.x,
                counts);
 }
@@ -204,7 +206,7 @@ static __global__ void __launch_bounds__(THREADS)
         position = row - b * a.length;
         at = b * from.batch_stride + position * from.row_stride;
     }
-    const bf16 *src = (const bf16 *)from.data + at + head * from.head_stride + 8 * part;
+    const element *src = (const element *)from.data + at + head * from.head_stride + 8 * part;
     const float *turn = a.turn + (position * (d / 2) + 8 * part) * 2;
     float x[8] = {0, 0, 0, 0, 0, 0, 0, 0}, y[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     add_row(x, src), add_row(y, src + d / 2);
@@ -214,7 +216,7 @@ static __global__ void __launch_bounds__(THREADS)
         x[c] = lo * cosine - y[c] * sine;
         y[c] = y[c] * cosine + lo * sine;
     }
-    bf16 *to = (queries ? t.qr : t.kr) + (head * a.rows + row) * d + 8 * part;
+    element *to = (queries ? t.qr : t.kr) + (head * a.rows + row) * d + 8 * part;
     *(uint4 *)to = pack8(x), *(uint4 *)(to + d / 2) = pack8(y);
 }
 
@@ -260,7 +262,7 @@ static __global__ void __launch_bounds__(THREADS)
     int head = (int)(blockIdx.x % a.q_heads);
     place p;
     if (!find_place(&p, a, 0, SPAN, blockIdx.x / a.q_heads)) return;
-    const bf16 *dz = bf16_rows(t, a.dout, p, head), *z = bf16_rows(t, a.out, p, head);
+    const element *dz = element_rows(t, a.dout, p, head), *z = element_rows(t, a.out, p, head);
     const float *lse = a.saved + head * a.rows + p.start;
     for (int i = (int)threadIdx.x; i < SPAN * CH; i += THREADS) {
         int row = p.first + i / CH, ch = i % CH, inside = row < p.length;
@@ -282,8 +284,9 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Rows of a cluster together: m the smallest lse (inf: no rows), g and h sums weighted by
- * exp2(m - lse). */
+/* Rows of a cluster of level l together: m the smallest lse (inf: no rows), g and h sums weighted
+ * by exp2(m - lse), divided by 2^l: sums of many rows would not fit into f16. What becomes of g and
+ * h is multiplied by 2^l when it is stored. */
 struct weighted {
     float m, h, g[8];
 };
@@ -292,6 +295,7 @@ DEVICE void join(weighted &a, const weighted &left) {
     float m = fminf(left.m, a.m);
     float x = left.m == HTI_POS_INF ? 0 : exp2f(m - left.m),
           y = a.m == HTI_POS_INF ? 0 : exp2f(m - a.m);
+    x *= 0.5f, y *= 0.5f;
     a.m = m, a.h = x * left.h + y * a.h;
     for (int i = 0; i < 8; i++) a.g[i] = x * left.g[i] + y * a.g[i];
 }
@@ -307,7 +311,7 @@ DEVICE void read_weighted(weighted &w, const hti_tile_args &t, const column &me,
     if (number.x == HTI_POS_INF) return;
     w.m = number.x, w.h = number.y;
     add_row(w.g, a.stage ? t.gb + at * a.head_dim + me.x
-                         : tensor_row<const bf16>(a.dout, a, me.p, me.head, c) + me.x);
+                         : tensor_row<const element>(a.dout, a, me.p, me.head, c) + me.x);
 }
 
 /* Folds the rows that get(r) gives. */
@@ -351,8 +355,8 @@ static __global__ void __launch_bounds__(COLUMNS)
     /* every row sees a key: all that is read is on its way before the first is used */
     int64_t at = a.stage ? me.head * a.clusters + from : me.head * a.rows + me.p.start;
     const float2 *numbers = (a.stage ? t.coarse_numbers : t.numbers) + at + me.p.first;
-    const bf16 *rows = a.stage ? t.gb + (at + me.p.first) * a.head_dim
-                               : tensor_row<const bf16>(a.dout, a, me.p, me.head, me.p.first);
+    const element *rows = a.stage ? t.gb + (at + me.p.first) * a.head_dim
+                                  : tensor_row<const element>(a.dout, a, me.p, me.head, me.p.first);
     int64_t stride = a.stage ? a.head_dim : a.dout.row_stride;
     uint4 x[FOLD];
     float2 n[FOLD];
@@ -383,3 +387,5 @@ ht_status hti_tile_restrict(const ht_context *ctx, const hti_tile_args &args) {
                             fold_grid(a, a.q_heads, 1), COLUMNS, 0, t));
     return HT_OK;
 }
+
+} // namespace HTI_KERNELS

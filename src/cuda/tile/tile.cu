@@ -7,12 +7,14 @@
 
 #include <string.h>
 
+namespace HTI_KERNELS {
+
 /* ---- scratch ---- */
 
 static void carve_forward(hti_carver *c, hti_tile_args *t) {
     hti_cuda_args &a = t->a;
     if (a.clusters == 0 || a.query == HT_QUERY_FINE) return;
-    t->zb = c->take<bf16>(a.q_heads * a.clusters * a.head_dim);
+    t->zb = c->take<element>(a.q_heads * a.clusters * a.head_dim);
     t->zl = c->take<float>(a.q_heads * a.clusters);
 }
 
@@ -31,7 +33,7 @@ static void carve_backward(hti_carver *c, hti_tile_args *t, int has_bias) {
     int64_t pieces = hti_tile_pieces(t);
     if (pieces > 0) a.pieces = c->take<float>(pieces * 2 * d);
     if (a.query == HT_QUERY_FINE) return;
-    t->gb = c->take<bf16>(q * d);
+    t->gb = c->take<element>(q * d);
     t->coarse_numbers = c->take<float2>(q);
     a.dqt = c->take<float>(q * d);
 }
@@ -45,16 +47,16 @@ static size_t layout(hti_tile_args *t, void *base, int has_bias, int backward) {
     if (has_bias) t->bias2 = c.take<float>((int64_t)a.q_heads * (4 * a.block - 1));
     if (a.theta > 0) {
         a.turn = c.take<float>((int64_t)a.length * d);
-        t->qr = c.take<bf16>(a.q_heads * a.rows * d);
-        t->kr = c.take<bf16>(a.kv_heads * a.rows * d);
+        t->qr = c.take<element>(a.q_heads * a.rows * d);
+        t->kr = c.take<element>(a.kv_heads * a.rows * d);
     }
     if (a.clusters > 0) {
-        t->kb = c.take<bf16>(a.kv_heads * a.clusters * d);
-        t->vb = c.take<bf16>(a.kv_heads * a.clusters * d);
+        t->kb = c.take<element>(a.kv_heads * a.clusters * d);
+        t->vb = c.take<element>(a.kv_heads * a.clusters * d);
         a.kn = c.take<float>(a.clusters);
         if (a.query == HT_QUERY_FIRST) a.first = c.take<int>(a.clusters);
         if (a.query == HT_QUERY_MEAN) {
-            t->qb = c.take<bf16>(a.q_heads * a.clusters * d);
+            t->qb = c.take<element>(a.q_heads * a.clusters * d);
             a.qn = c.take<float>(a.clusters);
         }
     }
@@ -112,3 +114,5 @@ ht_status hti_tile_backward(ht_context *ctx, const hti_attention_call *call,
     TRY(hti_tile_restrict(ctx, t));
     return hti_tile_run_backward(ctx, t);
 }
+
+} // namespace HTI_KERNELS

@@ -17,15 +17,18 @@
 
 #include "cuda/generic/tile.h"
 #include "cuda/hier_tile.h"
+#include "cuda/typed.h"
+
+namespace HTI_KERNELS {
 
 enum { GROUP = 16, STEP = 4, STEP_ROWS = GROUP * STEP, TILE_ROWS = GROUP * WARPS };
 
 typedef struct hti_tile_args {
     hti_cuda_args a;        /* of its pyramids only kn, qn, first, dkt, dvt, dqt, pieces are used */
-    bf16 *kb, *vb, *qb;     /* [heads][clusters][dim] means of keys, values, queries */
-    bf16 *qr, *kr;          /* [heads][rows][dim] turned by their rotary angles */
-    bf16 *gb;               /* [q_heads][clusters][dim] weighted dout */
-    bf16 *zb;               /* [q_heads][clusters][dim] output of one coarse level, ... */
+    element *kb, *vb, *qb;  /* [heads][clusters][dim] means of keys, values, queries */
+    element *qr, *kr;       /* [heads][rows][dim] turned by their rotary angles */
+    element *gb;            /* [q_heads][clusters][dim] weighted dout */
+    element *zb;            /* [q_heads][clusters][dim] output of one coarse level, ... */
     float *zl;              /* [q_heads][clusters] ... and its lse, log2 units */
     float2 *numbers;        /* [q_heads][rows] m = lse in log2 units (inf: no part), and h */
     float2 *coarse_numbers; /* [q_heads][clusters] the same of coarse queries */
@@ -149,9 +152,9 @@ DEVICE int64_t cluster_at(const hti_tile_args &t, const place &p, int level) {
 /* ---- rows of one level, as partners or as a thread block's own ---- */
 
 struct side {
-    const bf16 *x, *y; /* q and dout, or k and v */
-    int64_t xs, ys;    /* from row to row */
-    const int *index;  /* query first with masks: the row of x */
+    const element *x, *y; /* q and dout, or k and v */
+    int64_t xs, ys;       /* from row to row */
+    const int *index;     /* query first with masks: the row of x */
     const uint8_t *mask;
     const float *n;        /* valid rows of key clusters, with masks */
     const float2 *numbers; /* of queries, in backward */
@@ -159,8 +162,9 @@ struct side {
     int watch; /* a query may see no key: look at m before reading */
 };
 
-DEVICE const bf16 *bf16_rows(const hti_tile_args &t, const ht_tensor &x, const place &p, int head) {
-    return tensor_row<const bf16>(x, t.a, p, head, 0);
+DEVICE const element *element_rows(const hti_tile_args &t, const ht_tensor &x, const place &p,
+                                   int head) {
+    return tensor_row<const element>(x, t.a, p, head, 0);
 }
 
 DEVICE side key_side(const hti_tile_args &t, const place &p, int kv_head, int level) {
@@ -176,8 +180,8 @@ DEVICE side key_side(const hti_tile_args &t, const place &p, int kv_head, int le
         return s;
     }
     s.mask = a.key_mask ? a.key_mask + p.start : NULL;
-    s.x = bf16_rows(t, a.k, p, kv_head), s.xs = a.k.row_stride;
-    s.y = bf16_rows(t, a.v, p, kv_head), s.ys = a.v.row_stride;
+    s.x = element_rows(t, a.k, p, kv_head), s.xs = a.k.row_stride;
+    s.y = element_rows(t, a.v, p, kv_head), s.ys = a.v.row_stride;
     if (a.turn) s.x = t.kr + (kv_head * a.rows + p.start) * a.head_dim, s.xs = a.head_dim;
     return s;
 }
@@ -190,12 +194,12 @@ DEVICE side query_side(const hti_tile_args &t, const place &p, int head, int lev
     s.level = level, s.length = p.length;
     s.count = rows ? p.length : (int)hti_clusters(p.length, level);
     s.watch = a.key_mask || a.query_mask;
-    s.x = bf16_rows(t, a.q, p, head), s.xs = a.q.row_stride;
+    s.x = element_rows(t, a.q, p, head), s.xs = a.q.row_stride;
     if (turned) s.x = t.qr + (head * a.rows + p.start) * a.head_dim, s.xs = a.head_dim;
     if (rows) {
         s.mask = a.query_mask ? a.query_mask + p.start : NULL;
         s.numbers = t.numbers ? t.numbers + head * a.rows + p.start : NULL;
-        if (t.numbers) s.y = bf16_rows(t, a.dout, p, head), s.ys = a.dout.row_stride;
+        if (t.numbers) s.y = element_rows(t, a.dout, p, head), s.ys = a.dout.row_stride;
         return s;
     }
     int64_t at = cluster_at(t, p, level), row = head * a.clusters + at;
@@ -314,11 +318,11 @@ DEVICE int word_first(uint32_t word) { return (int)(word & 0x7ffffff) * GROUP; }
 
 /* A group of keys in the list of a tile of queries. */
 struct group {
-    const bf16 *x, *y; /* the first row's key and value */
-    int xs, ys;        /* from row to row */
-    uint32_t word;     /* level and place */
-    uint32_t seen;     /* what the warps see of it, 4 bits each */
-    int left;          /* rows there are */
+    const element *x, *y; /* the first row's key and value */
+    int xs, ys;           /* from row to row */
+    uint32_t word;        /* level and place */
+    uint32_t seen;        /* what the warps see of it, 4 bits each */
+    int left;             /* rows there are */
 };
 
 /* What a tile of queries has in shared memory beside its steps and its list. */
@@ -363,7 +367,7 @@ DEVICE unsigned sees(const hti_tile_args &t, int own, int count, bool grouped, i
 /* All that is known of a group of keys. count: queries */
 DEVICE group group_of(uint32_t word, const side &from, const hti_tile_args &t, int first, int count,
                       bool grouped) {
-    group g = {(const bf16 *)t.a.q.data, (const bf16 *)t.a.q.data, 0, 0, word, 0, 0};
+    group g = {(const element *)t.a.q.data, (const element *)t.a.q.data, 0, 0, word, 0, 0};
     if (word == NO_GROUP) return g;
     int level = word_level(word), k = word_first(word);
     g.x = from.x + k * from.xs, g.y = from.y + k * from.ys;
@@ -521,5 +525,7 @@ int64_t hti_tile_pieces(hti_tile_args *t);
 enum { LOWERED_WIDE = 5 };
 ht_status hti_tile_lower_outputs(const ht_context *ctx, const hti_tile_args &t);
 ht_status hti_tile_lower_grads(const ht_context *ctx, const hti_tile_args &t, int queries);
+
+} // namespace HTI_KERNELS
 
 #endif

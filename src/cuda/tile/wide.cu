@@ -7,6 +7,8 @@
 #include "cuda/tile/grad.h"
 #include "cuda/tile/wide_bias.h"
 
+namespace HTI_KERNELS {
+
 extern __shared__ float4 hti_shared[];
 
 /* Shared memory: own rows (queries, with GRAD dout, turned queries), keys and values of some steps,
@@ -102,7 +104,7 @@ DEVICE void begin_turning(turning<ROWS, ALL> &q, const hti_tile_args &t, const p
     for (int i = 0; i < q.COUNT; i++) {
         int row = p.first + (int)threadIdx.x / 4 + i * (ALL / 4);
         bool there = row < p.length;
-        const bf16 *from = s.x + (there ? row : 0) * s.xs + 8 * ch;
+        const element *from = s.x + (there ? row : 0) * s.xs + 8 * ch;
         const float4 *turn =
             (const float4 *)(t.a.turn + (int64_t)(there ? row : 0) * WIDE_D + 16 * ch);
         q.x[i] = *(const uint4 *)from, q.y[i] = *(const uint4 *)(from + WIDE_D / 2);
@@ -148,7 +150,7 @@ DEVICE void store_wide(wide_state &s, const hti_tile_args &t, const place &p, in
 #pragma unroll
         for (int i = 0; i < 8; i++)
             x[i] = pack2(s.o[i][2 * h] * inverse, s.o[i][2 * h + 1] * inverse);
-        store_row<WIDE_D>(tensor_row<bf16>(a.out, a, p, head, r), x, c, inside);
+        store_row<WIDE_D>(tensor_row<element>(a.out, a, p, head, r), x, c, inside);
         if (!inside || c != 0) continue;
         float lse = (s.m[h] + log2f(sum)) * HTI_LN2;
         if (a.saved) a.saved[head * a.rows + p.start + r] = lse;
@@ -270,7 +272,7 @@ DEVICE void attend_tile(const hti_tile_args &t, wide_tile &o, uint32_t base, cha
         }
         copies_commit();
     };
-    auto bring_own = [&](uint32_t to, const bf16 *from, int64_t stride) {
+    auto bring_own = [&](uint32_t to, const element *from, int64_t stride) {
         bring_rows<shape::QUERIES, shape::THREADS>(base + to, from + p.first * stride, (int)stride,
                                                    p.length - p.first);
     };
@@ -361,3 +363,5 @@ ht_status hti_wide_forward(const ht_context *ctx, const hti_tile_args &t) {
 ht_status hti_wide_dq(const ht_context *ctx, const hti_tile_args &t) {
     return launch<true>(ctx, t, "running the wide kernel for dq");
 }
+
+} // namespace HTI_KERNELS

@@ -12,10 +12,12 @@
 #include "cuda/tile/tile.h"
 #include "cuda/wide.h"
 
+namespace HTI_KERNELS {
+
 /* 64 keys of a level. */
 struct wide_keys {
-    const bf16 *x, *y; /* the first row's key and value */
-    int xs, ys;        /* from row to row */
+    const element *x, *y; /* the first row's key and value */
+    int xs, ys;           /* from row to row */
     int level, first, left;
     uint32_t sight[2]; /* of each warpgroup, see sighted */
     int pad[3];
@@ -142,5 +144,7 @@ ht_status hti_wide_dq(const ht_context *ctx, const hti_tile_args &t);
 int hti_wide_bias_parts(const ht_context *ctx, const hti_cuda_args &a);
 /* dk and dv, t.a.work thread blocks per key head */
 ht_status hti_wide_keys(const ht_context *ctx, const hti_tile_args &t);
+
+} // namespace HTI_KERNELS
 
 #endif

@@ -14,6 +14,8 @@
 
 #include "cuda/tile/wide.h"
 
+namespace HTI_KERNELS {
+
 /* Distances that a causal call needs end at 0, but its diagonal has 63 more that nobody sees. */
 HTI_FN int bias_entries(const hti_cuda_args &a) {
     return a.causal ? 2 * a.block + WIDE_ROWS : 4 * a.block;
@@ -176,4 +178,7 @@ DEVICE void store_bias_sums(const float *sums, const hti_tile_args &t, int warps
 }
 
 #endif /* HTI_WIDE */
+
+} // namespace HTI_KERNELS
+
 #endif

@@ -6,13 +6,15 @@
 #include "cuda/tile/keys.h"
 #include "cuda/tile/wide_bias.h"
 
+namespace HTI_KERNELS {
+
 extern __shared__ float4 hti_shared[];
 
 enum { STAGES = 3, TEAM = 128 };
 
 /* Queries of one head. */
 struct wide_head {
-    const bf16 *x, *y; /* q and dout */
+    const element *x, *y; /* q and dout */
     const float2 *numbers;
     int xs, ys;
 };
@@ -306,3 +308,5 @@ ht_status hti_wide_keys(const ht_context *ctx, const hti_tile_args &t) {
     return hti_cuda_launch(ctx, kernel, "running the wide kernel for dk and dv",
                            dim3((unsigned)(t.a.work * t.a.kv_heads)), TEAM, shared, t);
 }
+
+} // namespace HTI_KERNELS

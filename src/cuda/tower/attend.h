@@ -7,6 +7,8 @@
 
 #include "cuda/tower/stage.h"
 
+namespace HTI_KERNELS {
+
 /* The result of a stage above: rows g of a tile have one parent, rows g + 8 the next, or the same.
  */
 template <int D> struct parents {
@@ -99,5 +101,7 @@ attend_tile(state<D> &s, const shared_rows<D> &sh, const hti_hier_args &a, const
         merge_parents(s, up);
     }
 }
+
+} // namespace HTI_KERNELS
 
 #endif

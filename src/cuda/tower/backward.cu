@@ -17,6 +17,8 @@
 #include "cuda/tower/grad.h"
 #include "cuda/hier_place.h"
 
+namespace HTI_KERNELS {
+
 enum { CHUNK = 128, STRIPS = CHUNK / 32, THREADS = 3 * STRIPS * 32, NEAR = 32, FAR = 64 };
 enum { ROWS0 = CHUNK + 2 * NEAR, ROWS1 = ROWS0 / 2, ROWS2 = (CHUNK + 2 * FAR) / 4 };
 
@@ -40,8 +42,8 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_restrict(hti_hie
     place p;
     int head = blockIdx.x;
     if (!find_place(p, a, blockIdx.y, blockIdx.z, 0, SPAN)) return;
-    const bf16 *dz = (const bf16 *)a.dout.data + tensor_base(a, a.dout, p, head);
-    const bf16 *z = (const bf16 *)a.out.data + tensor_base(a, a.out, p, head);
+    const element *dz = (const element *)a.dout.data + tensor_base(a, a.dout, p, head);
+    const element *z = (const element *)a.out.data + tensor_base(a, a.out, p, head);
     const float *dlse = (const float *)a.dlse.data;
     if (dlse) dlse += tensor_base(a, a.dlse, p, head);
     const float *lse = a.saved + head * a.rows + p.start;
@@ -119,7 +121,7 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_restrict(hti_hie
                 g[e] += w * column_sums[j * D + c], h[e] += w * hs[j];
             }
             if (row >= (p.length + (1 << (3 * s)) - 1) >> (3 * s)) continue;
-            a.tg[s][(base + row) * D + c] = __float2bfloat16(g[e]);
+            a.tg[s][(base + row) * D + c] = to_element(g[e]);
             if (c == 0) a.tm[s][base + row] = m[e], a.th[s][base + row] = h[e];
         }
         __syncthreads();
@@ -146,9 +148,9 @@ template <int D> __global__ void hier_restrict_up(hti_hier_args a) {
     for (int64_t j = from; j < end; j++) m = fminf(m, a.tm[s - 1][j]);
     for (int64_t j = from; j < end; j++) {
         float w = weight(m, a.tm[s - 1][j]);
-        g += w * __bfloat162float(a.tg[s - 1][j * D + c]), h += w * a.th[s - 1][j];
+        g += w * from_element(a.tg[s - 1][j * D + c]), h += w * a.th[s - 1][j];
     }
-    a.tg[s][to * D + c] = __float2bfloat16(g);
+    a.tg[s][to * D + c] = to_element(g);
     if (c == 0) a.tm[s][to] = m, a.th[s][to] = h;
 }
 
@@ -158,7 +160,7 @@ template <int D> __global__ void hier_restrict_up(hti_hier_args a) {
  * count and its reciprocal. Where all counts are the same (plain) only m and h are filled in. */
 template <int N> struct row_numbers { float m[N], h[N], nq[N], fq[N], nk[N], fk[N]; };
 
-template <int D, int N> struct level_rows { bf16 q[N * D], k[N * D], v[N * D], g[N * D]; };
+template <int D, int N> struct level_rows { element q[N * D], k[N * D], v[N * D], g[N * D]; };
 
 enum { FAR_ROWS = CHUNK + 2 * FAR, EDGE = FAR - NEAR };
 
@@ -225,8 +227,8 @@ static __device__ __forceinline__ void load_level0(level_rows<D, ROWS0> &l, cons
     constexpr uint32_t ACROSS = sizeof l.q;
     int ch = threadIdx.x % CH, row = threadIdx.x / CH, r = p.first - NEAR + row;
     uint32_t to = shared_address(l.q + rows<D>::at(row, ch));
-    const bf16 *q = s.q.data + (int64_t)r * s.q.stride, *k = s.k.data + (int64_t)r * s.k.stride;
-    const bf16 *v = s.v.data + (int64_t)r * s.v.stride, *g = s.g.data + (int64_t)r * s.g.stride;
+    const element *q = s.q.data + (int64_t)r * s.q.stride, *k = s.k.data + (int64_t)r * s.k.stride;
+    const element *v = s.v.data + (int64_t)r * s.v.stride, *g = s.g.data + (int64_t)r * s.g.stride;
     for (; row < ROWS0; row += STEP, r += STEP, to += STEP * 2 * D) {
         int inside = r >= 0 && r < p.rows;
         int key = inside && (!s.k.mask || s.k.mask[r]),
@@ -329,16 +331,16 @@ static __device__ __forceinline__ void build_far(shared_rows<D> &sh, const hti_h
             which = i / (2 * CH * ROWS);
         if (side) row += ROWS2 - ROWS;
         int r = p.first - FAR + 4 * row;
-        const bf16 *data = which == 0   ? s.q.data
-                           : which == 1 ? s.k.data
-                           : which == 2 ? s.v.data
-                                        : s.g.data;
+        const element *data = which == 0   ? s.q.data
+                              : which == 1 ? s.k.data
+                              : which == 2 ? s.v.data
+                                           : s.g.data;
         int64_t stride = which == 0   ? s.q.stride
                          : which == 1 ? s.k.stride
                          : which == 2 ? s.v.stride
                                       : s.g.stride;
         const uint8_t *mask = which == 0 ? s.q.mask : s.k.mask;
-        const bf16 *from = data + r * stride;
+        const element *from = data + r * stride;
         uint4 y[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -468,7 +470,7 @@ grad16(sums<D> &out, const tile<D> &t, const level_rows<D, N> &l, const row_numb
 
 /* Where a stage's gradients lie. */
 template <int ROLE>
-static __device__ __forceinline__ bf16 *tower_grad(const hti_hier_args &a, int stage) {
+static __device__ __forceinline__ element *tower_grad(const hti_hier_args &a, int stage) {
     return ROLE == DQ ? a.gq[stage] : ROLE == DK ? a.gk[stage] : a.gv[stage];
 }
 
@@ -524,11 +526,11 @@ static __device__ __forceinline__ void store_sums(const sums<D> &s, const hti_hi
                                                   const place &p, const row_numbers<FAR_ROWS> &n,
                                                   int number, int first, int head, int g, int t) {
     int64_t stride = D;
-    bf16 *x;
+    element *x;
     if (BASE) {
         const ht_tensor &to = ROLE == DQ ? a.dq : ROLE == DK ? a.dk : a.dv;
         stride = to.row_stride;
-        x = (bf16 *)to.data + tensor_base(a, to, p, head);
+        x = (element *)to.data + tensor_base(a, to, p, head);
     } else {
         x = tower_grad<ROLE>(a, a.stage) +
             (head * a.tower[a.stage] + hti_tower_at(a, 3 * a.stage, p.sequence, p.start)) * D;
@@ -646,12 +648,12 @@ static size_t carve_scratch(hti_hier_args *a, void *base, int dim, int packed) {
     a->th[0] = c.take<float>(a->q_heads * a->rows);
     for (int s = 1; s < a->stages; s++) {
         int64_t n = a->q_heads * a->tower[s];
-        a->tg[s] = c.take<bf16>(n * dim);
+        a->tg[s] = c.take<element>(n * dim);
         a->tm[s] = c.take<float>(n);
         a->th[s] = c.take<float>(n);
-        a->gq[s] = c.take<bf16>(n * dim);
-        a->gk[s] = c.take<bf16>(n * dim);
-        a->gv[s] = c.take<bf16>(n * dim);
+        a->gq[s] = c.take<element>(n * dim);
+        a->gk[s] = c.take<element>(n * dim);
+        a->gv[s] = c.take<element>(n * dim);
     }
     return c.used;
 }
@@ -709,3 +711,5 @@ ht_status hti_hier_backward(ht_context *ctx, const hti_attention_call *c) {
     default: return run_backward<64>(ctx, a);
     }
 }
+
+} // namespace HTI_KERNELS

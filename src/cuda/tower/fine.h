@@ -6,6 +6,8 @@
 
 #include "cuda/hier_place.h"
 
+namespace HTI_KERNELS {
+
 enum { LOWEST = 3 }; /* of the levels in device memory */
 
 struct fine_args {
@@ -13,8 +15,8 @@ struct fine_args {
     int levels, level;               /* of the longest sequence; of this launch */
     int top;                         /* fine_wide.cu: levels that the first launch makes */
     int64_t blocks[HTI_CUDA_LEVELS]; /* per head */
-    bf16 *k[HTI_CUDA_LEVELS];        /* [kv_heads][blocks][16][D] */
-    bf16 *v[HTI_CUDA_LEVELS];        /* [kv_heads][blocks][D][16] */
+    element *k[HTI_CUDA_LEVELS];     /* [kv_heads][blocks][16][D] */
+    element *v[HTI_CUDA_LEVELS];     /* [kv_heads][blocks][D][16] */
     float *n[HTI_CUDA_LEVELS];       /* [blocks][16] valid rows; only with a key mask */
 };
 
@@ -28,5 +30,7 @@ static __device__ __forceinline__ int64_t block_at(const place &p, int level) {
  * hold means, values like keys: [kv_heads][blocks * 16][D]. */
 int hti_fine_wide_takes(const ht_context *ctx, const fine_args &f);
 ht_status hti_fine_wide(const ht_context *ctx, const fine_args &f);
+
+} // namespace HTI_KERNELS
 
 #endif

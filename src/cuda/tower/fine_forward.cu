@@ -18,6 +18,8 @@
 #include "cuda/tower/fine.h"
 #include "cuda/tower/fine_stage.h"
 
+namespace HTI_KERNELS {
+
 /* Where cluster c (0 ... 15) stands in a column of values: clusters 2t, 2t+1, 2t+8, 2t+9 together.
  */
 static __device__ __forceinline__ int value_slot(int c) {
@@ -41,13 +43,13 @@ static __device__ __forceinline__ int sums_at(int level) {
 /* Level 3 of 512 rows of one plane, in shared memory. */
 template <int D>
 static __device__ __forceinline__ void sum_rows(float *sums, float *counts, const place &p,
-                                                const bf16 *src, int64_t stride,
+                                                const element *src, int64_t stride,
                                                 const uint8_t *mask) {
     constexpr int CH = D / 8;
     for (int i = threadIdx.x; i < COARSE3 * CH; i += COARSE_THREADS) {
         int r = i / CH, ch = i % CH, n = 8, row = p.first + 8 * r;
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        const bf16 *at = src + row * stride + 8 * ch;
+        const element *at = src + row * stride + 8 * ch;
         if (!mask && row + 8 <= p.length) {
             uint4 x[8];
 #pragma unroll
@@ -71,8 +73,8 @@ static __device__ __forceinline__ void sum_rows(float *sums, float *counts, cons
 
 /* `count` clusters from `first` on; those that the sums do not have (from `have` on) are zeros. */
 template <int D>
-static __device__ __forceinline__ void store_keys(bf16 *to, const float *sums, int first, int count,
-                                                  int have) {
+static __device__ __forceinline__ void store_keys(element *to, const float *sums, int first,
+                                                  int count, int have) {
     constexpr int CH = D / 8;
     for (int i = threadIdx.x; i < count * CH; i += COARSE_THREADS) {
         int r = i / CH, ch = i % CH;
@@ -83,13 +85,13 @@ static __device__ __forceinline__ void store_keys(bf16 *to, const float *sums, i
 }
 
 template <int D>
-static __device__ __forceinline__ void store_values(bf16 *to, const float *sums, int first,
+static __device__ __forceinline__ void store_values(element *to, const float *sums, int first,
                                                     int count, int have) {
     if (have < 16) { /* less than a block: one number at a time */
         for (int i = threadIdx.x; i < count * D; i += COARSE_THREADS) {
             int r = i / D, c = i % D, cluster = first + r;
             to[(int64_t)(cluster >> 4) * 16 * D + 16 * c + value_slot(cluster & 15)] =
-                __float2bfloat16(r < have ? sums[i] : 0.f);
+                to_element(r < have ? sums[i] : 0.f);
         }
         return;
     }
@@ -121,7 +123,7 @@ __global__ void __launch_bounds__(COARSE_THREADS)
     int head = blockIdx.x >> 1, is_v = blockIdx.x & 1, last = p.first + COARSE_ROWS >= p.length;
     const ht_tensor &t = is_v ? a.v : a.k;
     const uint8_t *mask = a.key_mask ? a.key_mask + p.start : nullptr;
-    sum_rows<D>(sums, counts, p, (const bf16 *)t.data + tensor_base(a, t, p, head), t.row_stride,
+    sum_rows<D>(sums, counts, p, (const element *)t.data + tensor_base(a, t, p, head), t.row_stride,
                 mask);
     for (int level = LOWEST; level <= TOP && level < p.levels; level++) {
         int have = COARSE3 >> (level - LOWEST), first = p.first >> level;
@@ -164,18 +166,18 @@ __global__ void __launch_bounds__(COARSE_THREADS)
     if (!find_place(p, a, blockIdx.y, blockIdx.z, level, 16)) return;
     int end = (int)hti_clusters(p.length, from);
     int64_t source = block_at(p, from), target = block_at(p, level) + (p.first >> 4);
-    const bf16 *src = (is_v ? f.v : f.k)[from] + (head * f.blocks[from] + source) * 16 * D;
-    bf16 *to = (is_v ? f.v : f.k)[level] + (head * f.blocks[level] + target) * 16 * D;
+    const element *src = (is_v ? f.v : f.k)[from] + (head * f.blocks[from] + source) * 16 * D;
+    element *to = (is_v ? f.v : f.k)[level] + (head * f.blocks[level] + target) * 16 * D;
     for (int i = threadIdx.x; i < 16 * D; i += COARSE_THREADS) {
         int r = i / D, c = i % D;
         float sum = 0;
         for (int m = 0; m < 1 << up; m++) {
             int64_t j = ((int64_t)(p.first + r) << up) + m;
             if (j >= end) break;
-            sum += __bfloat162float(
+            sum += from_element(
                 src[is_v ? (j >> 4) * 16 * D + 16 * c + value_slot(j & 15) : j * D + c]);
         }
-        to[is_v ? 16 * c + value_slot(r) : i] = __float2bfloat16(sum);
+        to[is_v ? 16 * c + value_slot(r) : i] = to_element(sum);
     }
     if (!a.key_mask || is_v || head != 0 || threadIdx.x >= 16) return;
     float n = 0;
@@ -210,7 +212,7 @@ static __device__ __forceinline__ void attend_block(state<D> &s, const tile<D> &
                                                     const fine_args &f, const place &p, int level,
                                                     int b, int seen0, int seen1, int whole) {
     int64_t at = (x.head * f.blocks[level] + block_at(p, level) + b) * 16 * D;
-    const bf16 *keys = f.k[level] + at + x.g * D;
+    const element *keys = f.k[level] + at + x.g * D;
     const uint2 *values = (const uint2 *)(f.v[level] + at + 16 * x.g) + x.t;
     uint32_t key0[D / 8], key1[D / 8];
     load_row<D>(key0, keys, x.t, seen0);
@@ -326,7 +328,7 @@ static __device__ __forceinline__ void attend_tile(tile<D> &x, const shared_rows
     const hti_hier_args &a = f.h;
     float n[2]; /* valid rows: 0 or 1 */
     int row = x.first + x.g;
-    const bf16 *from = rows0.data + (int64_t)row * rows0.stride;
+    const element *from = rows0.data + (int64_t)row * rows0.stride;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         n[h] = PLAIN ? 1 : count_of(a, p, rows0, row + 8 * h);
@@ -391,8 +393,8 @@ static size_t carve(fine_args *f, void *base, int dim) {
     f->h.cu = c.take<int32_t>(f->h.sequences + 1);
     for (int l = LOWEST; l < f->levels; l++) {
         f->blocks[l] = 2 * (f->h.rows >> (l + 4)) + 2;
-        f->k[l] = c.take<bf16>(f->h.kv_heads * f->blocks[l] * 16 * dim);
-        f->v[l] = c.take<bf16>(f->h.kv_heads * f->blocks[l] * 16 * dim);
+        f->k[l] = c.take<element>(f->h.kv_heads * f->blocks[l] * 16 * dim);
+        f->v[l] = c.take<element>(f->h.kv_heads * f->blocks[l] * 16 * dim);
         f->n[l] = c.take<float>(f->blocks[l] * 16);
     }
     return c.used + 256; /* base may need rounding up */
@@ -442,3 +444,5 @@ ht_status hti_fine_forward(ht_context *ctx, const hti_attention_call *c) {
     default: return run_forward<128>(ctx, f);
     }
 }
+
+} // namespace HTI_KERNELS

@@ -7,15 +7,17 @@
 
 #include "cuda/hier_place.h"
 
+namespace HTI_KERNELS {
+
 enum { CHUNK = 256, WARPS = CHUNK / 32, THREADS = 32 * WARPS, NEAR = 32, FAR = 64 };
 enum { ROWS1 = CHUNK + 2 * NEAR, ROWS2 = (CHUNK + 2 * FAR) / 4 };
 
 /* ---- rows of a thread block ---- */
 
 template <int D> struct shared_rows {
-    bf16 k[ROWS1 * D], v[ROWS1 * D];   /* from row first - NEAR on, 0 where masked */
-    bf16 k2[ROWS2 * D], v2[ROWS2 * D]; /* level 2, from (first - FAR) / 4 on: sums */
-    float n[ROWS1], n2[ROWS2];         /* their counts */
+    element k[ROWS1 * D], v[ROWS1 * D];   /* from row first - NEAR on, 0 where masked */
+    element k2[ROWS2 * D], v2[ROWS2 * D]; /* level 2, from (first - FAR) / 4 on: sums */
+    float n[ROWS1], n2[ROWS2];            /* their counts */
 };
 
 /* Every thread takes one chunk of each STEP-th row. */
@@ -25,8 +27,8 @@ static __device__ __forceinline__ void load_chunk(shared_rows<D> &s, const place
     constexpr int CH = D / 8, STEP = THREADS / CH;
     int ch = threadIdx.x % CH, row = threadIdx.x / CH, r = p.first - NEAR + row;
     uint32_t to_k = shared_address(s.k + rows<D>::at(row, ch)), to_v = to_k + (uint32_t)sizeof s.k;
-    const bf16 *from_k = k.data + (int64_t)r * k.stride + 8 * ch,
-               *from_v = v.data + (int64_t)r * v.stride + 8 * ch;
+    const element *from_k = k.data + (int64_t)r * k.stride + 8 * ch,
+                  *from_v = v.data + (int64_t)r * v.stride + 8 * ch;
     int inside = p.first >= NEAR && p.first + CHUNK + NEAR <= p.rows && !k.mask;
     if (inside && ROWS1 % STEP == 0) {
 #pragma unroll
@@ -68,7 +70,7 @@ static __device__ __forceinline__ void build_far(shared_rows<D> &s, const place 
         if (side) row += ROWS2 - EDGE;
         int r = p.first - FAR + 4 * row;
         int64_t stride = is_v ? v.stride : k.stride;
-        const bf16 *from = (is_v ? v.data : k.data) + r * stride + 8 * ch;
+        const element *from = (is_v ? v.data : k.data) + r * stride + 8 * ch;
         uint4 sum[4];
 #pragma unroll
         for (int m = 0; m < 4; m++) {
@@ -179,7 +181,7 @@ template <int D>
 static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_hier_args &a,
                                                   const place &p, const float n[2], int first,
                                                   int head, int g, int t) {
-    bf16 *out = (bf16 *)a.out.data + tensor_base(a, a.out, p, head);
+    element *out = (element *)a.out.data + tensor_base(a, a.out, p, head);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float l = s.l[h];
@@ -199,5 +201,7 @@ static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_h
                 lse;
     }
 }
+
+} // namespace HTI_KERNELS
 
 #endif

@@ -12,11 +12,13 @@
 #include "cuda/tower/fine.h"
 #include "cuda/wide.h"
 
+namespace HTI_KERNELS {
+
 enum { OWN = 128, LEFT = 16, MIXED = 48, ALL = 256, GROUPS = 8, MOST_GROUPS = 64 };
 
 /* Eight keys of a level. */
 struct far_keys {
-    const bf16 *k, *v; /* NULL: none */
+    const element *k, *v; /* NULL: none */
 };
 
 /* Places in shared memory. */
@@ -39,14 +41,14 @@ enum : uint32_t {
  */
 enum { PART = 512, PART_TOP = 9, PART3 = PART / 8 };
 
-static __device__ __forceinline__ bf16 *tower_of(const fine_args &f, const place &p, int level,
-                                                 int head, int is_v) {
+static __device__ __forceinline__ element *tower_of(const fine_args &f, const place &p, int level,
+                                                    int head, int is_v) {
     int64_t at = (head * f.blocks[level] + block_at(p, level)) * 16;
     return (is_v ? f.v : f.k)[level] + at * WIDE_D;
 }
 
 /* Eight columns: the sum stays on chip, the mean goes to the tower. */
-static __device__ __forceinline__ void keep_sum(float *sums, bf16 *to, const float x[8],
+static __device__ __forceinline__ void keep_sum(float *sums, element *to, const float x[8],
                                                 float share, bool there) {
     float y[8];
 #pragma unroll
@@ -57,7 +59,7 @@ static __device__ __forceinline__ void keep_sum(float *sums, bf16 *to, const flo
 }
 
 /* Level 3 of a part: a thread has eight columns of two clusters. left: rows there are */
-static __device__ __forceinline__ void sum_rows(float *sums, bf16 *to, const bf16 *from,
+static __device__ __forceinline__ void sum_rows(float *sums, element *to, const element *from,
                                                 int64_t stride, int left) {
     int ch = (int)threadIdx.x % 8, r = (int)threadIdx.x / 8;
     uint4 x[2][8];
@@ -80,7 +82,7 @@ static __device__ __forceinline__ void sum_rows(float *sums, bf16 *to, const bf1
 }
 
 /* `count` clusters of a level from twice as many sums below. */
-static __device__ __forceinline__ void sum_pairs(float *sums, bf16 *to, const float *below,
+static __device__ __forceinline__ void sum_pairs(float *sums, element *to, const float *below,
                                                  int count, int have, int level) {
     for (int i = (int)threadIdx.x; i < count * 8; i += ALL) {
         int c = i / 8, at = c * WIDE_D + 8 * (i % 8);
@@ -104,7 +106,7 @@ static __global__ void __launch_bounds__(ALL, 4) fine_means(const __grid_constan
     chain_next();
     if (!find_place(p, a, blockIdx.y, blockIdx.z, 0, PART * parts) || p.levels <= LOWEST) return;
     const ht_tensor &t = is_v ? a.v : a.k;
-    const bf16 *rows = (const bf16 *)t.data + tensor_base(a, t, p, head);
+    const element *rows = (const element *)t.data + tensor_base(a, t, p, head);
     auto to = [&](int level, int first) {
         return tower_of(f, p, level, head, is_v) + (int64_t)(first >> level) * WIDE_D;
     };
@@ -142,17 +144,17 @@ static __global__ void __launch_bounds__(ALL) fine_means_up(const __grid_constan
     place p;
     chain_next();
     if (!find_place(p, f.h, blockIdx.y, blockIdx.z, level, 16)) return;
-    const bf16 *src = tower_of(f, p, from, head, is_v);
-    bf16 *to = tower_of(f, p, level, head, is_v) + (int64_t)p.first * WIDE_D;
+    const element *src = tower_of(f, p, from, head, is_v);
+    element *to = tower_of(f, p, level, head, is_v) + (int64_t)p.first * WIDE_D;
     int end = (int)hti_clusters(p.length, from);
     for (int i = (int)threadIdx.x; i < 16 * WIDE_D; i += ALL) {
         int r = i / WIDE_D, c = i % WIDE_D;
         float sum = 0;
         for (int m = 0; m < 1 << up; m++) {
             int64_t j = ((int64_t)(p.first + r) << up) + m;
-            if (j < end) sum += __bfloat162float(src[j * WIDE_D + c]);
+            if (j < end) sum += from_element(src[j * WIDE_D + c]);
         }
-        to[i] = __float2bfloat16(sum / (float)(1 << up));
+        to[i] = to_element(sum / (float)(1 << up));
     }
 }
 
@@ -200,9 +202,9 @@ DEVICE void bring_far(uint32_t to, const far_keys *list, const void *any) {
 }
 
 /* Rows from first - LEFT on; what lies before the sequence or after it is zero. */
-DEVICE void bring_near(uint32_t to, const bf16 *from, int stride, int first, int length) {
+DEVICE void bring_near(uint32_t to, const element *from, int stride, int first, int length) {
     int ch = (int)threadIdx.x % 8, r0 = (int)threadIdx.x / 8, row = first - LEFT + r0;
-    const bf16 *at = from + ((int64_t)row * stride + 8 * ch);
+    const element *at = from + ((int64_t)row * stride + 8 * ch);
     bool inside = first > 0 && first + OWN <= length;
     to += (uint32_t)(r0 * 128 + ((ch ^ (r0 & 7)) << 4));
 #pragma unroll
@@ -214,11 +216,11 @@ DEVICE void bring_near(uint32_t to, const bf16 *from, int stride, int first, int
 }
 
 DEVICE uint4 scale8(uint4 x, float factor) {
-    bf16x2 f = __float2bfloat162_rn(factor);
+    element2 f = to_elements(factor, factor);
     uint32_t w[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        bf16x2 y = __hmul2(*(bf16x2 *)&w[i], f);
+        element2 y = __hmul2(*(element2 *)&w[i], f);
         w[i] = *(uint32_t *)&y;
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
@@ -243,11 +245,11 @@ DEVICE void raise_quad(uint32_t mixed, const uint4 x[4], int quad, int ch) {
 }
 
 /* The clusters before the tile, from device memory: 16 quads, keys and values. A thread has one. */
-DEVICE void fetch_before(uint4 x[4], const bf16 *k, int64_t ks, const bf16 *v, int64_t vs,
+DEVICE void fetch_before(uint4 x[4], const element *k, int64_t ks, const element *v, int64_t vs,
                          int first) {
     int ch = (int)threadIdx.x % 8, quad = (int)threadIdx.x / 8 % 16 - 16, is_v = threadIdx.x >= 128;
     int64_t stride = is_v ? vs : ks;
-    const bf16 *from = (is_v ? v : k) + 8 * ch + (first + 4 * quad) * stride;
+    const element *from = (is_v ? v : k) + 8 * ch + (first + 4 * quad) * stride;
 #pragma unroll
     for (int m = 0; m < 4; m++) {
         x[m] = make_uint4(0, 0, 0, 0); /* a tile has 64 rows before it, or none */
@@ -400,7 +402,7 @@ DEVICE void attend_own(fine_state &s, uint32_t q, uint32_t base, int team, int w
 DEVICE void store_rows(const fine_state &s, const hti_hier_args &a, const place &p, int own,
                        int head) {
     int g = (int)threadIdx.x / 4 % 8, t = (int)threadIdx.x % 4;
-    bf16 *out = (bf16 *)a.out.data + tensor_base(a, a.out, p, head);
+    element *out = (element *)a.out.data + tensor_base(a, a.out, p, head);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float l = s.l[h];
@@ -434,9 +436,9 @@ static __global__ void __launch_bounds__(ALL, 2) fine_wide(const __grid_constant
     place p;
     /* backwards: what coarsening read last may still be in the L2 cache */
     if (!find_place(p, a, gridDim.y - 1 - blockIdx.y, gridDim.z - 1 - blockIdx.z, 0, OWN)) return;
-    const bf16 *q = (const bf16 *)a.q.data + tensor_base(a, a.q, p, head);
-    const bf16 *k = (const bf16 *)a.k.data + tensor_base(a, a.k, p, head / a.group);
-    const bf16 *v = (const bf16 *)a.v.data + tensor_base(a, a.v, p, head / a.group);
+    const element *q = (const element *)a.q.data + tensor_base(a, a.q, p, head);
+    const element *k = (const element *)a.k.data + tensor_base(a, a.k, p, head / a.group);
+    const element *v = (const element *)a.v.data + tensor_base(a, a.v, p, head / a.group);
     bring_rows<OWN, ALL>(base + AT_Q, q + p.first * a.q.row_stride, (int)a.q.row_stride,
                          p.length - p.first);
     bring_near(base + AT_K, k, (int)a.k.row_stride, p.first, p.length);
@@ -528,3 +530,5 @@ ht_status hti_fine_wide(const ht_context *ctx, const fine_args &args) {
                             grid_heads(f.h, f.level, 16, planes), ALL, 0, f));
     return launch_early(ctx, fine_wide, "fine_wide", tiles, FINE_SHARED + 1024, f);
 }
+
+} // namespace HTI_KERNELS

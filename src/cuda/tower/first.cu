@@ -442,9 +442,9 @@ static void set_shape(first_args *a, const ht_attention_desc *d, int64_t sequenc
 int hti_first_plans(const hti_cuda_backend *cuda, const ht_attention_desc *d) {
     int64_t n = 16 / (int64_t)hti_bytes(d->dtype), vectors = d->head_dim / n;
     first_args a = {};
-    if (d->kind == HT_FULL || d->causal || d->has_bias || d->rotary_theta > 0 ||
-        d->kv_heads != d->q_heads || d->value_dim != d->head_dim || d->head_dim % n != 0 ||
-        vectors > 32 || (vectors & (vectors - 1)) != 0 || d->block > 4096 ||
+    if (d->dtype == HT_F16 || d->kind == HT_FULL || d->causal || d->has_bias ||
+        d->rotary_theta > 0 || d->kv_heads != d->q_heads || d->value_dim != d->head_dim ||
+        d->head_dim % n != 0 || vectors > 32 || (vectors & (vectors - 1)) != 0 || d->block > 4096 ||
         d->max_length >= 1 << 24 || d->max_sequences * d->q_heads > INT32_MAX)
         return 0;
     set_shape(&a, d, d->max_sequences, d->max_length);

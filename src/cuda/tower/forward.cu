@@ -11,6 +11,8 @@
  */
 #include "cuda/tower/attend.h"
 
+namespace HTI_KERNELS {
+
 /* ---- coarsening ---- */
 
 enum { COARSE_ROWS = 512, COARSE3 = COARSE_ROWS / 8 };
@@ -30,17 +32,17 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_coarsen(hti_hier
     int writes_counts =
         mask && head == 0 && part <= a.group; /* one head of q and of k speaks for all */
     if (mask) mask += p.start;
-    const bf16 *src = (const bf16 *)t.data + tensor_base(a, t, p, head);
-    bf16 *const *tower = is_q ? a.tq : part == a.group ? a.tk : a.tv;
+    const element *src = (const element *)t.data + tensor_base(a, t, p, head);
+    element *const *tower = is_q ? a.tq : part == a.group ? a.tk : a.tv;
     constexpr int CH = D / 8;
 
     int64_t base3 = hti_tower_at(a, 3, p.sequence, p.start);
-    bf16 *to3 = tower[1] + (head * a.tower[1] + base3) * D;
+    element *to3 = tower[1] + (head * a.tower[1] + base3) * D;
     for (int i = threadIdx.x; i < COARSE3 * CH; i += 256) {
         int r3 = i / CH, ch = i % CH, n = 8;
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         int row = p.first + 8 * r3;
-        const bf16 *at = src + (int64_t)row * t.row_stride;
+        const element *at = src + (int64_t)row * t.row_stride;
         if (!mask && row + 8 <= p.length) {
             uint4 x[8];
 #pragma unroll
@@ -74,7 +76,7 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_coarsen(hti_hier
         __syncthreads();
         if (p.levels <= 3 * s) return;
         int64_t base = hti_tower_at(a, 3 * s, p.sequence, p.start);
-        bf16 *to = tower[s] + (head * a.tower[s] + base) * D;
+        element *to = tower[s] + (head * a.tower[s] + base) * D;
         constexpr int MOST = (8 * D + 255) / 256;
         float sum[MOST], n[MOST];
 #pragma unroll
@@ -87,7 +89,7 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_coarsen(hti_hier
                 if (!simple) n[m] += counts[j];
             }
             if (row >= (p.length + (1 << (3 * s)) - 1) >> (3 * s)) continue;
-            to[(int64_t)row * D + c] = __float2bfloat16(sum[m]);
+            to[(int64_t)row * D + c] = to_element(sum[m]);
             if (writes_counts && c == 0) (is_q ? a.nq[s] : a.nk[s])[base + row] = n[m];
         }
         __syncthreads();
@@ -107,7 +109,7 @@ template <int D> __global__ void hier_coarsen_up(hti_hier_args a) {
     int s = a.stage, kv = blockIdx.x / (a.group + 2), part = blockIdx.x % (a.group + 2);
     int is_q = part < a.group, head = is_q ? kv * a.group + part : kv;
     int pick = is_q && a.query == HT_QUERY_FIRST, c = threadIdx.x;
-    bf16 *const *tower = is_q ? a.tq : part == a.group ? a.tk : a.tv;
+    element *const *tower = is_q ? a.tq : part == a.group ? a.tk : a.tv;
     float *const *counted = is_q ? a.nq : a.nk;
     int masked = (is_q ? a.query_mask : a.key_mask) != nullptr;
     place p;
@@ -120,10 +122,10 @@ template <int D> __global__ void hier_coarsen_up(hti_hier_args a) {
     for (int64_t j = from; j < from + 8 && j < end; j++) {
         float m = masked ? counted[s - 1][j] : 1;
         if (!(pick && n > 0) && m > 0)
-            sum += __bfloat162float(tower[s - 1][(head * a.tower[s - 1] + j) * D + c]);
+            sum += from_element(tower[s - 1][(head * a.tower[s - 1] + j) * D + c]);
         n += m;
     }
-    tower[s][(head * a.tower[s] + to) * D + c] = __float2bfloat16(sum);
+    tower[s][(head * a.tower[s] + to) * D + c] = to_element(sum);
     if (masked && c == 0 && head == 0 && part <= a.group) counted[s][to] = n;
 }
 
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1) hier_stage(hti_hier_
     for (int h = 0; h < 2; h++) {
         n[h] = plain ? 1 : count_of(a, p, x, p.first + row + 8 * h);
         int there = n[h] > 0 && p.first + 16 * warp < p.rows && (D > 16 || 4 * t < dim);
-        load_row<D>(q, h, (const bf16 *)(x.data + (row + 8 * h) * x.step), t, there, a.zero);
+        load_row<D>(q, h, (const element *)(x.data + (row + 8 * h) * x.step), t, there, a.zero);
     }
     load_chunk<D, groups<MODE, BASE>::CAUSAL>(sh, p, k, v, dim);
     if (!plain) load_counts(sh, a, p, k);
@@ -194,9 +196,9 @@ size_t hti_hier_carve_saved(hti_hier_args *a, void *base, int dim, int with_lse)
     if (with_lse) a->saved = c.take<float>(a->q_heads * a->rows);
     for (int s = 1; s < a->stages; s++) {
         int64_t n = a->tower[s];
-        a->tk[s] = c.take<__nv_bfloat16>(a->kv_heads * n * dim);
-        a->tv[s] = c.take<__nv_bfloat16>(a->kv_heads * n * dim);
-        a->tq[s] = c.take<__nv_bfloat16>(a->q_heads * n * dim);
+        a->tk[s] = c.take<element>(a->kv_heads * n * dim);
+        a->tv[s] = c.take<element>(a->kv_heads * n * dim);
+        a->tq[s] = c.take<element>(a->q_heads * n * dim);
         a->nk[s] = c.take<float>(n);
         a->nq[s] = c.take<float>(n);
     }
@@ -207,7 +209,7 @@ static size_t carve_scratch(hti_hier_args *a, void *base, int dim, int packed) {
     hti_carver c = {(char *)base, 0};
     a->cu = packed ? c.take<int32_t>(a->sequences + 1) : nullptr;
     for (int s = 1; s < a->stages; s++) {
-        a->tz[s] = c.take<bf16>(a->q_heads * a->tower[s] * dim);
+        a->tz[s] = c.take<element>(a->q_heads * a->tower[s] * dim);
         a->tl[s] = c.take<float>(a->q_heads * a->tower[s]);
     }
     if (a->stages > 1 && dim == HTI_WALK_DIM) a->lse0 = c.take<float>(a->q_heads * a->rows);
@@ -371,3 +373,5 @@ ht_status hti_hier_forward(ht_context *ctx, const hti_attention_call *c) {
     default: return run_forward<128>(ctx, a);
     }
 }
+
+} // namespace HTI_KERNELS

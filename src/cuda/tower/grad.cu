@@ -17,6 +17,8 @@
 
 #include <pthread.h>
 
+namespace HTI_KERNELS {
+
 enum { DQ, DKV };
 enum { THREADS = 3 * 128 };
 
@@ -266,7 +268,7 @@ grad_level(float x[D / 8][4], float v[D / 8][4], uint32_t p2[][2], uint32_t ds2[
 
 /* out += the gradients of the rows' parents; takes: 1 and 0 as factors, see work_rows */
 static __device__ __forceinline__ void add_parents(float out[D / 8][4], const uint32_t takes[2],
-                                                   const bf16 *up, int lane) {
+                                                   const element *up, int lane) {
     uint32_t at = shared_address(up) + chunk_at(lane & 7, lane >> 3);
 #pragma unroll
     for (int j = 0; j < D / 32; j++) {
@@ -326,7 +328,7 @@ static __device__ __forceinline__ void work_rows(ring &r, const grad_args &args,
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int alone = ROLE == DQ && a.query == HT_QUERY_FIRST && row_of(g + 8 * h) % 8 > 0;
-        ones[h] = (lane & 3) != tile || alone ? 0 : g < 4 ? 0x00003f80u : 0x3f800000u; /* bf16 */
+        ones[h] = (lane & 3) != tile || alone ? 0 : g < 4 ? ELEMENT_ONE : ELEMENT_ONE << 16;
     }
     lane_places to = {chunk_at(lane & 7, lane >> 3), chunk_at(lane & 7, lane >> 4)};
     rows_wait(r, 0);
@@ -461,7 +463,7 @@ static int describe_all(grad_args *g) {
     const hti_hier_args &a = g->a;
     int s = a.stage, fine = 1;
     const ht_tensor *t[] = {&a.q, &a.k, &a.v, &a.dout, &a.dq, &a.dk, &a.dv};
-    const bf16 *x[] = {a.tq[s], a.tk[s], a.tv[s], a.tg[s], a.gq[s], a.gk[s], a.gv[s]};
+    const element *x[] = {a.tq[s], a.tk[s], a.tv[s], a.tg[s], a.gq[s], a.gk[s], a.gv[s]};
     int64_t rows = hti_clusters(a.length, 3 * s), n = a.sequences, heads = a.q_heads;
     for (int i = 0; i < TENSORS + 3; i++) {
         CUtensorMap *map = i < TENSORS ? &g->in[i] : &g->out[i - TENSORS];
@@ -518,3 +520,5 @@ ht_status hti_hier_grad_run(ht_context *ctx, const hti_hier_args &a) {
           ctx->device);
     return launch_chained(ctx, kernel_of(a), "hier_grad_walk", grid, THREADS, sizeof(ring), g);
 }
+
+} // namespace HTI_KERNELS

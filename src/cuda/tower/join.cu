@@ -11,6 +11,8 @@
 #include "cuda/barrier.h"
 #include "cuda/tower/attend.h"
 
+namespace HTI_KERNELS {
+
 enum { JOIN_D = HTI_WALK_DIM, JOIN_THREADS = 2 * THREADS };
 /* A finished tile: 16 rows, padded against bank conflicts, then their lse. */
 enum { STASH_ROW = 2 * JOIN_D + 16, STASH = 16 * STASH_ROW + 64 };
@@ -39,7 +41,7 @@ static __global__ void __launch_bounds__(64) hier_lift(hti_hier_args a) {
     int kv = blockIdx.x / (a.group + 2), part = blockIdx.x % (a.group + 2);
     int is_q = part < a.group, head = is_q ? kv * a.group + part : kv;
     int pick = is_q && a.query == HT_QUERY_FIRST, ch = threadIdx.x % 8, r = threadIdx.x / 8;
-    bf16 *const *tower = is_q ? a.tq : part == a.group ? a.tk : a.tv;
+    element *const *tower = is_q ? a.tq : part == a.group ? a.tk : a.tv;
     int n[4];
     int64_t at[4];
     for (int s = 1; s < 4; s++) {
@@ -63,7 +65,7 @@ static __global__ void __launch_bounds__(64) hier_lift(hti_hier_args a) {
     __syncthreads();
     float all = sums[0][threadIdx.x];
     for (int j = 1; j < 8 && !pick; j++) all += sums[j][threadIdx.x];
-    tower[3][(at[3] + blockIdx.y) * JOIN_D + threadIdx.x] = __float2bfloat16(all);
+    tower[3][(at[3] + blockIdx.y) * JOIN_D + threadIdx.x] = to_element(all);
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -190,7 +192,7 @@ static __device__ __forceinline__ void attend_all(char *shared, char *stash, uin
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             count[h] = plain ? 1 : count_of(a, p, r.q, p.first + row + 8 * h);
-            load_row<JOIN_D>(q, h, (const bf16 *)(r.q.data + (row + 8 * h) * r.q.step), t,
+            load_row<JOIN_D>(q, h, (const element *)(r.q.data + (row + 8 * h) * r.q.step), t,
                              count[h] > 0 && p.first + 16 * warp < p.rows, a.zero);
         }
         copy_async_wait();
@@ -415,3 +417,5 @@ ht_status hti_walk_join(ht_context *ctx, const hti_hier_args &a) {
     dim3 grid((unsigned)(g.items < processors ? g.items : processors));
     return launch_chained(ctx, kernel, "hier_join", grid, JOIN_THREADS, JOIN_SHARED, g);
 }
+
+} // namespace HTI_KERNELS

@@ -18,6 +18,8 @@
 #include "cuda/barrier.h"
 #include "cuda/hier_place.h"
 
+namespace HTI_KERNELS {
+
 enum { D = 64, ROW = 2 * D, STEP = 64, TILES = STEP / 16 };
 enum { FINE = 4, COARSE = 3, PARENTS = 2 };                         /* steps that are kept */
 enum { FINE_GROUPS = 8 * FINE, GROUPS = FINE_GROUPS + 6 * COARSE }; /* of 8 rows */
@@ -25,10 +27,10 @@ enum { Q, K, V, G, TENSORS };
 
 /* A step has 8 groups of 8 rows of its own level, then 4 and 2 of the levels above. */
 struct ring {
-    bf16 x[TENSORS][GROUPS][8 * D]; /* chunks of 16 bytes are turned by the row */
-    bf16 out[TILES][2][16 * D];     /* dk and dv on their way out */
-    bf16 up[PARENTS][3][8 * D];     /* gradients of the rows' 8 parents: q, k, v */
-    float2 n[GROUPS][8];            /* as queries: m (log2 units; inf: takes no part), h */
+    element x[TENSORS][GROUPS][8 * D]; /* chunks of 16 bytes are turned by the row */
+    element out[TILES][2][16 * D];     /* dk and dv on their way out */
+    element up[PARENTS][3][8 * D];     /* gradients of the rows' 8 parents: q, k, v */
+    float2 n[GROUPS][8];               /* as queries: m (log2 units; inf: takes no part), h */
     /* barriers: a step's rows and numbers are there; levels above of the next step are, and the
      * gradients of the step's parents; the workers have done a step */
     uint64_t full[FINE], levels, done;
@@ -226,7 +228,7 @@ static __device__ __forceinline__ void find_rows(bringer &b, const hti_hier_args
     int s = a.stage, up = s + 1 < a.stages ? s + 1 : s, row = me >> 3, chunk = me & 7;
     b.sequence = b.ahead / b.steps;
     b.step = b.ahead - b.sequence * b.steps;
-    const bf16 *g[3] = {a.gq[up], a.gk[up], a.gv[up]};
+    const element *g[3] = {a.gq[up], a.gk[up], a.gv[up]};
     int64_t parent = head * a.tower[up] + (int64_t)b.ahead * (STEP / 8) + (row & 7);
 #pragma unroll
     for (int i = 0; i < 3; i++) b.up[i] = (const char *)(g[i] + parent * D + 8 * chunk);
@@ -304,5 +306,7 @@ static __device__ __forceinline__ void bring_rows(ring &r, const grad_args &g, i
         if (has_up && i == 1) parents_arrive();
     }
 }
+
+} // namespace HTI_KERNELS
 
 #endif

@@ -7,6 +7,8 @@
 
 #include "cuda/hier_place.h"
 
+namespace HTI_KERNELS {
+
 enum { CHUNK = 128, WARPS = CHUNK / 16, THREADS = 32 * WARPS };
 /* Rows in shared memory: the stage's level from row first - 16 on, one level up from first - 32,
  * two levels up from first - 64: what the blocks of a chunk see. */
@@ -58,8 +60,8 @@ static __device__ __forceinline__ float count_of(const hti_hier_args &a, const p
 }
 
 template <int D> struct shared_rows {
-    bf16 k[ROWS_ALL * D], v[ROWS_ALL * D]; /* sums over the cluster, 0 where masked */
-    float n[ROWS_ALL];                     /* their counts */
+    element k[ROWS_ALL * D], v[ROWS_ALL * D]; /* sums over the cluster, 0 where masked */
+    float n[ROWS_ALL];                        /* their counts */
 };
 
 /* Four rows of the stage's level. `at`: bytes from the first; step: bytes from row to row. */
@@ -72,7 +74,7 @@ static __device__ __forceinline__ void load_quad(quad &q, const char *from, uint
                                                  uint32_t step, int ch, int dim) {
 #pragma unroll
     for (int m = 0; m < 4; m++)
-        q.x[m] = fetch_chunk<D>((const bf16 *)(from + (at + m * step)), ch, dim);
+        q.x[m] = fetch_chunk<D>((const element *)(from + (at + m * step)), ch, dim);
 }
 
 /* The same at the edges of a sequence and with masks; r: row of the sequence. */
@@ -84,7 +86,7 @@ static __device__ __forceinline__ void load_quad_if(quad &q, const char *from, u
     for (int m = 0; m < 4; m++) {
         int there = r + m >= 0 && r + m < rows && (!mask || mask[r + m]);
         q.x[m] = make_uint4(0, 0, 0, 0);
-        if (there) q.x[m] = fetch_chunk<D>((const bf16 *)(from + (at + m * step)), ch, dim);
+        if (there) q.x[m] = fetch_chunk<D>((const element *)(from + (at + m * step)), ch, dim);
     }
 }
 
@@ -396,7 +398,7 @@ static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_h
         uint32_t x[D / 8];
 #pragma unroll
         for (int i = 0; i < D / 8; i++) x[i] = pack2(s.o[i][2 * h] * inv, s.o[i][2 * h + 1] * inv);
-        store_row<D>((bf16 *)(out + 8 * h * (8 * a.fz.row)), x, t, r < p.rows, BASE ? a.dim : D);
+        store_row<D>((element *)(out + 8 * h * (8 * a.fz.row)), x, t, r < p.rows, BASE ? a.dim : D);
         if (r >= p.rows || t != 0) continue;
         float lse = live ? s.m[h] + __log2f(s.l[h]) : HTI_NEG_INF;
         if (BASE) lse *= HTI_LN2;
@@ -406,5 +408,7 @@ static __device__ __forceinline__ void store_tile(const state<D> &s, const hti_h
                 lse;
     }
 }
+
+} // namespace HTI_KERNELS
 
 #endif

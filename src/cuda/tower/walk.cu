@@ -11,6 +11,8 @@
  */
 #include "cuda/tower/walk.h"
 
+namespace HTI_KERNELS {
+
 #if __CUDA_ARCH__ >= 900
 
 /* ---- loading ---- */
@@ -90,7 +92,7 @@ static __device__ __forceinline__ uint4 shuffle4(uint4 x, int step) {
 }
 
 /* 16 bytes of level 3: the stages above read them next, so the L2 cache gives them up last. */
-static __device__ __forceinline__ void store_tower(bf16 *at, uint4 x) {
+static __device__ __forceinline__ void store_tower(element *at, uint4 x) {
     uint64_t last;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
     store_hinted(at, x, last);
@@ -100,7 +102,7 @@ static __device__ __forceinline__ void store_tower(bf16 *at, uint4 x) {
 struct back {
     walk w;
     int at;
-    bf16 *tower; /* this loader's share of the sequence's first rows: even quads k, odd ones v */
+    element *tower; /* this loader's share of the sequence's first rows: even quads k, odd ones v */
 };
 
 template <int CAUSAL>
@@ -207,9 +209,9 @@ static __device__ __forceinline__ int next_visit(visits &v, const walk_args &g, 
 }
 
 struct results {
-    char *z;     /* 16 bytes of row lane / 8 of the tile */
-    float *lse;  /* the lane's first row (t = 0) or its second */
-    bf16 *tower; /* level 3 of q, lanes of g = 0 and 4 */
+    char *z;        /* 16 bytes of row lane / 8 of the tile */
+    float *lse;     /* the lane's first row (t = 0) or its second */
+    element *tower; /* level 3 of q, lanes of g = 0 and 4 */
 };
 
 static __device__ __forceinline__ void find_results(results &r, const visits &v, const walk_args &g,
@@ -278,8 +280,8 @@ static __device__ __forceinline__ void join_lanes(frag<WALK_D> &up, const frag<W
 
 /* Level 3 of q into the tower: lanes of g = 0 write the first cluster, of g = 4 the second. */
 template <int MODE>
-static __device__ __forceinline__ void store_queries3(bf16 *to, const frag<WALK_D> &q2, int there,
-                                                      int lane) {
+static __device__ __forceinline__ void store_queries3(element *to, const frag<WALK_D> &q2,
+                                                      int there, int lane) {
     frag<WALK_D> q3;
     join_lanes<MODE>(q3, q2, 8, lane);
     if (lane & 12 || !there) return;
@@ -493,3 +495,5 @@ ht_status hti_walk_base(ht_context *ctx, hti_hier_args *args) {
     dim3 grid((unsigned)(g.items < processors ? g.items : processors));
     return hti_cuda_launch(ctx, kernel, "hier_walk", grid, WALK_THREADS, WALK_SHARED, g);
 }
+
+} // namespace HTI_KERNELS

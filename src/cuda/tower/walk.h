@@ -8,6 +8,8 @@
 #include "cuda/barrier.h"
 #include "cuda/tower/stage.h"
 
+namespace HTI_KERNELS {
+
 enum { WALK_D = HTI_WALK_DIM, WALK_ROWS = 64, AHEAD = 2, TEAMS = 3 };
 enum { WALK_LOADERS = 128, TEAM = 128, WALK_THREADS = WALK_LOADERS + TEAM * TEAMS };
 
@@ -271,5 +273,7 @@ static __device__ __forceinline__ void take_values(float o[WALK_D / 8][4], const
         add_values<WALK_D>(o, x + b, from, offset);
     }
 }
+
+} // namespace HTI_KERNELS
 
 #endif
