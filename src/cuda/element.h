@@ -51,10 +51,26 @@ DEVICE uint32_t pack2(float low, float high) {
 
 DEVICE float2 unpack2(uint32_t x) { return from_elements(*(element2 *)&x); }
 
-DEVICE uint32_t add2(uint32_t a, uint32_t b) {
+/* Of rows that become one of the level above, the tuned kernels keep the sum in bf16; in f16 half
+ * of it, so that a cluster of level l has its sum over 2^l rows divided by 2^l, and counts
+ * likewise. */
+#ifdef HTI_F16
+static const bool HALVING = true;
+DEVICE uint32_t join2(uint32_t a, uint32_t b) {
+    element2 half = to_elements(0.5f, 0.5f);
+    element2 s = __hfma2(*(element2 *)&a, half, __hmul2(*(element2 *)&b, half));
+    return *(uint32_t *)&s;
+}
+#else
+static const bool HALVING = false;
+DEVICE uint32_t join2(uint32_t a, uint32_t b) {
     element2 s = __hadd2(*(element2 *)&a, *(element2 *)&b);
     return *(uint32_t *)&s;
 }
+#endif
+
+/* What a sum or count over 2^levels is multiplied by. */
+DEVICE float unit_of(int levels) { return HALVING ? 1.0f / (float)((int64_t)1 << levels) : 1; }
 
 } // namespace HTI_KERNELS
 

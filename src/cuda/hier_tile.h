@@ -9,7 +9,7 @@
  *
  * Coarse rows are SUMS over their clusters, not means: sums of bf16 rows keep their relative
  * precision, adding is all that coarsening needs, and the counts go into the scores' factor and the
- * denominator.
+ * denominator. In f16 they are these sums divided by 2^level (HALVING in element.h).
  */
 #ifndef HTI_HIER_TILE_H
 #define HTI_HIER_TILE_H
@@ -186,10 +186,11 @@ template <int D> static __device__ __forceinline__ void clear(state<D> &s) {
     s.l[0] = s.l[1] = 0;
 }
 
-/* Scores x (already multiplied out, -inf = not seen; x * factor is in log2 units) become weights in
- * place; the state is rescaled to the new maximum. */
+/* Scores x (already multiplied out, -inf = not seen; x * factor + add is in log2 units) become
+ * weights in place; the state is rescaled to the new maximum. */
 template <int NT, int D>
-static __device__ __forceinline__ void soften(float x[NT][4], state<D> &s, const float factor[2]) {
+static __device__ __forceinline__ void soften(float x[NT][4], state<D> &s, const float factor[2],
+                                              float add = 0) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float top = HTI_NEG_INF;
@@ -197,7 +198,7 @@ static __device__ __forceinline__ void soften(float x[NT][4], state<D> &s, const
         for (int n = 0; n < NT; n++) top = fmaxf(top, fmaxf(x[n][2 * h], x[n][2 * h + 1]));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-        float m = fmaxf(s.m[h], top * factor[h]);
+        float m = fmaxf(s.m[h], fmaf(top, factor[h], add));
         float base = m == HTI_NEG_INF ? 0 : m; /* nothing seen yet: all weights 0, not NaN */
         float keep = exp2_fast(s.m[h] - base);
         s.m[h] = m;
@@ -206,8 +207,8 @@ static __device__ __forceinline__ void soften(float x[NT][4], state<D> &s, const
         for (int i = 0; i < D / 8; i++) s.o[i][2 * h] *= keep, s.o[i][2 * h + 1] *= keep;
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            x[n][2 * h] = exp2_fast(fmaf(x[n][2 * h], factor[h], -base));
-            x[n][2 * h + 1] = exp2_fast(fmaf(x[n][2 * h + 1], factor[h], -base));
+            x[n][2 * h] = exp2_fast(fmaf(x[n][2 * h], factor[h], add - base));
+            x[n][2 * h + 1] = exp2_fast(fmaf(x[n][2 * h + 1], factor[h], add - base));
         }
     }
 }
@@ -273,8 +274,8 @@ static __device__ __forceinline__ void dot_pair8(float c[4], const frag<D> &q, u
     }
 }
 
-static __device__ __forceinline__ uint4 add8(uint4 a, uint4 b) {
-    return make_uint4(add2(a.x, b.x), add2(a.y, b.y), add2(a.z, b.z), add2(a.w, b.w));
+static __device__ __forceinline__ uint4 join8(uint4 a, uint4 b) {
+    return make_uint4(join2(a.x, b.x), join2(a.y, b.y), join2(a.z, b.z), join2(a.w, b.w));
 }
 
 /* ---- rows in and out ---- */

@@ -359,6 +359,8 @@ static void plan_kernels(void **state) {
         {HT_HIERARCHICAL, HT_QUERY_FINE, HT_BF16, 4, 32, 0, "generic", "generic"},
         {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_BF16, 24, 16, 0, "generic", "generic"},
         {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_F32, 64, 16, 0, "generic", "generic"},
+        {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_F16, 64, 16, 0, "tuned", "tuned"},
+        {HT_HIERARCHICAL, HT_QUERY_FINE, HT_F16, 64, 16, 0, "tuned", "tiles"},
         {HT_HIERARCHICAL, HT_QUERY_FINE, HT_F16, 64, 32, 0, "tiles", "tiles"},
         {HT_HIERARCHICAL, HT_QUERY_MEAN, HT_F16, 8, 32, 0, "narrow", "narrow"},
         {HT_FULL, HT_QUERY_MEAN, HT_F16, 64, 16, 0, "full", "full"},

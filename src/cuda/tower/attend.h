@@ -82,7 +82,7 @@ attend_tile(state<D> &s, const shared_rows<D> &sh, const hti_hier_args &a, const
     float factor[3];
 #pragma unroll
     for (int i = 0; i < 3; i++) factor[i] = PLAIN ? a.factor[i] : a.scale;
-    soften<D, PLAIN, MODE, BASE>(x, s, at, sh, factor, a.whole[0], t);
+    soften<D, PLAIN, MODE, BASE>(x, s, at, sh, factor, a.whole[0], a.stage, t);
     int apart = !BASE && a.apart, alone = apart && a.stage > 1;
     parents<D> up;
     up.lse[0] = up.lse[1] = HTI_NEG_INF;

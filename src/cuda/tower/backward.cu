@@ -13,6 +13,9 @@
  * Coarse rows are sums, so a parent's gradient is added to its children as it is. With P = exp(s -
  * m): ds = P (<G, V> - n h),   dV += P G,   dQ += f ds K,   dK += f ds Q,   f = scale / (n_query
  * n_key)
+ *
+ * HALVING (f16): q, k, v, G, h and counts of level l are divided by u = 2^l. With u P for P all of
+ * this stays as it is, but for dQ in mode first, where Q is a row: it is dQ / u.
  */
 #include "cuda/tower/grad.h"
 #include "cuda/hier_place.h"
@@ -93,6 +96,9 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_restrict(hti_hie
 #pragma unroll
         for (int k = 0; k < 8 / CH; k++)
             if (row + k * CH + ch < p.length) h0[row + k * CH + ch] = mine[k];
+#pragma unroll
+        for (int c = 0; c < 8; c++) g[c] *= unit_of(3);
+        h *= unit_of(3);
         float4 *to_sums = (float4 *)(column_sums + r3 * D + 8 * ch);
         to_sums[0] = make_float4(g[0], g[1], g[2], g[3]);
         to_sums[1] = make_float4(g[4], g[5], g[6], g[7]);
@@ -120,6 +126,7 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_restrict(hti_hie
                 float w = weight(m[e], ms[j]);
                 g[e] += w * column_sums[j * D + c], h[e] += w * hs[j];
             }
+            g[e] *= unit_of(3), h[e] *= unit_of(3);
             if (row >= (p.length + (1 << (3 * s)) - 1) >> (3 * s)) continue;
             a.tg[s][(base + row) * D + c] = to_element(g[e]);
             if (c == 0) a.tm[s][base + row] = m[e], a.th[s][base + row] = h[e];
@@ -150,8 +157,8 @@ template <int D> __global__ void hier_restrict_up(hti_hier_args a) {
         float w = weight(m, a.tm[s - 1][j]);
         g += w * from_element(a.tg[s - 1][j * D + c]), h += w * a.th[s - 1][j];
     }
-    a.tg[s][to * D + c] = to_element(g);
-    if (c == 0) a.tm[s][to] = m, a.th[s][to] = h;
+    a.tg[s][to * D + c] = to_element(g * unit_of(3));
+    if (c == 0) a.tm[s][to] = m, a.th[s][to] = h * unit_of(3);
 }
 
 /* ---- a stage's rows on chip ---- */
@@ -213,7 +220,8 @@ static __device__ __forceinline__ void load_numbers(shared_rows<D> &sh, const ht
         sh.n0.m[row] = m;
         sh.n0.h[row] = inside ? s.h[r] : 0;
         if (plain) continue;
-        float nk = count_of(a, p, s.k, r), nq = count_of(a, p, s.q, r);
+        float unit = unit_of(3 * a.stage);
+        float nk = count_of(a, p, s.k, r) * unit, nq = count_of(a, p, s.q, r) * unit;
         sh.n0.nq[row] = nq, sh.n0.fq[row] = query_factor(a, nq);
         sh.n0.nk[row] = nk, sh.n0.fk[row] = nk > 0 ? 1 / nk : 0;
     }
@@ -251,9 +259,10 @@ static __device__ __forceinline__ void join_numbers(row_numbers<N> &up, const ro
     float top = HTI_POS_INF, h = 0, q = 0, k = 0;
     for (int i = from; i < from + count; i++) top = fminf(top, down.m[i]);
     for (int i = from; i < from + count; i++) h += weight(top, down.m[i]) * down.h[i];
-    up.m[row] = top, up.h[row] = h;
+    float unit = HALVING ? 1 / (float)count : 1;
+    up.m[row] = top, up.h[row] = h * unit;
     if (plain) return;
-    for (int i = from; i < from + count; i++) q += down.nq[i], k += down.nk[i];
+    for (int i = from; i < from + count; i++) q += down.nq[i] * unit, k += down.nk[i] * unit;
     up.nq[row] = q, up.fq[row] = query_factor(a, q);
     up.nk[row] = k, up.fk[row] = k > 0 ? 1 / k : 0;
 }
@@ -282,17 +291,17 @@ static __device__ __forceinline__ void build_level1(shared_rows<D> &sh, const ht
         uint32_t to = shared_address(sh.l1.q + rows<D>::at(row, ch));
         uint4 q = shared_load4(x), q1 = shared_load4(y);
         if (a.query == HT_QUERY_MEAN)
-            q = add8(q, q1);
+            q = join8(q, q1);
         else if (!plain && sh.n0.nq[EDGE + 2 * row] == 0)
             q = q1;
         shared_store4(to, q);
-        shared_store4(to + ACROSS1, add8(shared_load4(x + ACROSS), shared_load4(y + ACROSS)));
+        shared_store4(to + ACROSS1, join8(shared_load4(x + ACROSS), shared_load4(y + ACROSS)));
         shared_store4(to + 2 * ACROSS1,
-                      add8(shared_load4(x + 2 * ACROSS), shared_load4(y + 2 * ACROSS)));
+                      join8(shared_load4(x + 2 * ACROSS), shared_load4(y + 2 * ACROSS)));
         float mx = sh.n0.m[EDGE + 2 * row], my = sh.n0.m[EDGE + 2 * row + 1], m = fminf(mx, my);
         float g[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        add_scaled(g, shared_load4(x + 3 * ACROSS), weight(m, mx));
-        add_scaled(g, shared_load4(y + 3 * ACROSS), weight(m, my));
+        add_scaled(g, shared_load4(x + 3 * ACROSS), weight(m, mx) * unit_of(1));
+        add_scaled(g, shared_load4(y + 3 * ACROSS), weight(m, my) * unit_of(1));
         shared_store4(to + 3 * ACROSS1, pack8(g));
     }
 }
@@ -308,13 +317,13 @@ static __device__ __forceinline__ void join4(shared_rows<D> &sh, const hti_hier_
     if (which == 3) {
         float g[8] = {0, 0, 0, 0, 0, 0, 0, 0}, top = fminf(fminf(m[0], m[1]), fminf(m[2], m[3]));
 #pragma unroll
-        for (int j = 0; j < 4; j++) add_scaled(g, y[j], weight(top, m[j]));
+        for (int j = 0; j < 4; j++) add_scaled(g, y[j], weight(top, m[j]) * unit_of(2));
         out = pack8(g);
     } else if (which == 0 && a.query == HT_QUERY_FIRST) {
         out = y[0];
         if (!plain && n[0] == 0) out = n[1] > 0 ? y[1] : n[2] > 0 ? y[2] : y[3];
     } else {
-        out = add8(add8(y[0], y[1]), add8(y[2], y[3]));
+        out = join8(join8(y[0], y[1]), join8(y[2], y[3]));
     }
     shared_store4(shared_address(sh.l2.q + rows<D>::at(row, ch)) + which * (uint32_t)sizeof sh.l2.q,
                   out);
@@ -443,9 +452,11 @@ grad16(sums<D> &out, const tile<D> &t, const level_rows<D, N> &l, const row_numb
             int lane_part = e >> 1, odd = e & 1;
             float me = ROLE == DQ ? t.m[lane_part] : odd ? m.y : m.x;
             float he = ROLE == DQ ? t.h[lane_part] : odd ? h.y : h.x;
-            float ne = PLAIN ? a.whole[LEVEL] : ROLE == DQ ? (odd ? n.y : n.x) : t.n[lane_part];
+            float whole = HALVING ? 1 : a.whole[LEVEL];
+            float ne = PLAIN ? whole : ROLE == DQ ? (odd ? n.y : n.x) : t.n[lane_part];
             float fe = PLAIN ? a.factor[LEVEL] : t.f[lane_part] * (odd ? f.y : f.x) * a.scale;
-            float p = exp2_fast(fmaf(s[e], fe, -me));
+            float p = exp2_fast(fmaf(s[e], fe, HALVING ? 3 * a.stage + LEVEL - me : -me));
+            if (!PLAIN && HALVING) p = fminf(p, 65504); /* few valid rows of very many */
             if (!PLAIN && !(ne > 0)) p = 0;
             if (HIDES && hide >> (2 * b + lane_part) & 1) p = 0;
             if (!HIDES && triangle) {
@@ -474,12 +485,18 @@ static __device__ __forceinline__ element *tower_grad(const hti_hier_args &a, in
     return ROLE == DQ ? a.gq[stage] : ROLE == DK ? a.gk[stage] : a.gv[stage];
 }
 
+/* Whether a cluster's gradient goes to its rows as it is; else it is divided by 2^level. */
+template <int ROLE> static __device__ __forceinline__ bool in_shares(const hti_hier_args &a) {
+    return !HALVING || ROLE != DQ || a.query == HT_QUERY_MEAN;
+}
+
 /* The gradients of the stage above enter at level 3s+1, where four rows share a parent: rows g take
  * that of row g / 4, rows g + 8 the one two further on. Until then the stages run side by side. */
 template <int D, int ROLE>
 static __device__ __forceinline__ void add_parents(sums<D> &out, const hti_hier_args &a,
                                                    const place &p, int head, int strip, int lo,
                                                    int hi, int g, int t) {
+    float unit = in_shares<ROLE>(a) ? 1 : 4; /* two levels down */
     int up = a.stage + 1, row = (p.first + 32 * strip) / 8 + g / 4;
     chain_wait();
     if (p.levels <= 3 * up) return;
@@ -490,6 +507,7 @@ static __device__ __forceinline__ void add_parents(sums<D> &out, const hti_hier_
     for (int i = 0; i < D / 8; i++) {
         float2 x = lo ? unpack2(from[4 * i]) : make_float2(0, 0),
                y = hi ? unpack2(from[D + 4 * i]) : make_float2(0, 0);
+        x.x *= unit, x.y *= unit, y.x *= unit, y.y *= unit;
         out.x[i][0] += x.x, out.x[i][1] += x.y, out.x[i][2] += y.x, out.x[i][3] += y.y;
     }
 }
@@ -497,7 +515,7 @@ static __device__ __forceinline__ void add_parents(sums<D> &out, const hti_hier_
 /* Rows g and g + 8 take what rows g/2 and 4 + g/2 of `part` of the parents hold. */
 template <int D>
 static __device__ __forceinline__ void down(sums<D> &to, const sums<D> &from, int part, int lo,
-                                            int hi, int lane) {
+                                            int hi, int lane, float unit) {
     int g = lane >> 2, t = lane & 3, a = 4 * (g / 2) + t, b = 4 * (4 + g / 2) + t;
 #pragma unroll
     for (int i = 0; i < D / 8; i++) {
@@ -505,8 +523,8 @@ static __device__ __forceinline__ void down(sums<D> &to, const sums<D> &from, in
         for (int e = 0; e < 2; e++) {
             float parent = part ? from.x[i][2 + e] : from.x[i][e];
             float x = __shfl_sync(~0u, parent, a), y = __shfl_sync(~0u, parent, b);
-            to.x[i][e] = lo ? x : 0;
-            to.x[i][2 + e] = hi ? y : 0;
+            to.x[i][e] = lo ? x * unit : 0;
+            to.x[i][2 + e] = hi ? y * unit : 0;
         }
     }
 }
@@ -573,10 +591,11 @@ static __device__ __forceinline__ void grad_strip(const shared_rows<D> &sh, cons
     }
     /* level 3s+1: one block */
     int row1 = 16 + 16 * strip, lo = 1, hi = 1;
+    float unit = in_shares<ROLE>(a) ? 1 : 2;
     if (ROLE == DQ)
         lo = takes_parent<PLAIN>(a, sh.n1, row1 + g),
         hi = takes_parent<PLAIN>(a, sh.n1, row1 + 8 + g);
-    down(mid, up, 0, lo, hi, lane);
+    down(mid, up, 0, lo, hi, lane, unit);
     if (levels > 1) {
         load_tile<D, ROLE, PLAIN>(x, sh.l1, sh.n1, row1, row1, 1, la, g, a.zero);
         if (left_ok && first >= 32)
@@ -598,7 +617,7 @@ static __device__ __forceinline__ void grad_strip(const shared_rows<D> &sh, cons
         if (ROLE == DQ)
             lo = takes_parent<PLAIN>(a, sh.n0, n + g),
             hi = takes_parent<PLAIN>(a, sh.n0, n + 8 + g);
-        down(low, mid, j, lo, hi, lane);
+        down(low, mid, j, lo, hi, lane, unit);
         load_tile<D, ROLE, PLAIN>(x, sh.l0, sh.n0, row0, n, 1, la, g, a.zero);
         if (left_ok && at > 0)
             grad16<D, ROLE, PLAIN, 0, !BASE>(low, x, sh.l0, sh.n0, row0 - 16, n - 16, 4, 0, a, la,

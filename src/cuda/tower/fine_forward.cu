@@ -1,7 +1,8 @@
 /*
  * Tuned forward of the query mode fine: bf16, block 16, head_dim = value_dim = 16, 32, 64 or 128.
  *
- * 1. coarsen   reads k and v once and writes levels 3, 4, 5, ... as sums over valid rows.
+ * 1. coarsen   reads k and v once and writes levels 3, 4, 5, ... as sums over valid rows
+ * (f16: divided by 2^level).
  * 2. forward   a thread block takes 256 rows of one head. Level 0 of k and v is in shared memory,
  * level 1 is made of two products with the rows below, level 2 is built in shared memory. Levels
  * from 3 on come straight from device memory, which the caches make cheap: few blocks serve many
@@ -74,24 +75,25 @@ static __device__ __forceinline__ void sum_rows(float *sums, float *counts, cons
 /* `count` clusters from `first` on; those that the sums do not have (from `have` on) are zeros. */
 template <int D>
 static __device__ __forceinline__ void store_keys(element *to, const float *sums, int first,
-                                                  int count, int have) {
+                                                  int count, int have, float unit) {
     constexpr int CH = D / 8;
     for (int i = threadIdx.x; i < count * CH; i += COARSE_THREADS) {
         int r = i / CH, ch = i % CH;
-        const float *from = sums + r * D + 8 * ch;
-        *(uint4 *)(to + (int64_t)(first + r) * D + 8 * ch) =
-            r < have ? pack8(from) : make_uint4(0, 0, 0, 0);
+        float x[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) x[j] = r < have ? sums[r * D + 8 * ch + j] * unit : 0;
+        *(uint4 *)(to + (int64_t)(first + r) * D + 8 * ch) = pack8(x);
     }
 }
 
 template <int D>
 static __device__ __forceinline__ void store_values(element *to, const float *sums, int first,
-                                                    int count, int have) {
+                                                    int count, int have, float unit) {
     if (have < 16) { /* less than a block: one number at a time */
         for (int i = threadIdx.x; i < count * D; i += COARSE_THREADS) {
             int r = i / D, c = i % D, cluster = first + r;
             to[(int64_t)(cluster >> 4) * 16 * D + 16 * c + value_slot(cluster & 15)] =
-                to_element(r < have ? sums[i] : 0.f);
+                to_element(r < have ? sums[i] * unit : 0.f);
         }
         return;
     }
@@ -103,7 +105,7 @@ static __device__ __forceinline__ void store_values(element *to, const float *su
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             int cluster = 2 * (j >> 1) + 8 * (j & 1);
-            x[j] = pack2(from[cluster * D], from[(cluster + 1) * D]);
+            x[j] = pack2(from[cluster * D] * unit, from[(cluster + 1) * D] * unit);
         }
         uint4 *at = (uint4 *)(to + ((int64_t)(first / 16 + block) * D + c) * 16);
         at[0] = make_uint4(x[0], x[1], x[2], x[3]);
@@ -140,9 +142,9 @@ __global__ void __launch_bounds__(COARSE_THREADS)
         int count = last ? padded_clusters(p.length, level) - first : have;
         int64_t block = head * f.blocks[level] + block_at(p, level);
         if (is_v)
-            store_values<D>(f.v[level] + block * 16 * D, mine, first, count, have);
+            store_values<D>(f.v[level] + block * 16 * D, mine, first, count, have, unit_of(level));
         else
-            store_keys<D>(f.k[level] + block * 16 * D, mine, first, count, have);
+            store_keys<D>(f.k[level] + block * 16 * D, mine, first, count, have, unit_of(level));
         if (!mask || is_v || head != 0) continue;
         for (int r = threadIdx.x; r < count; r += COARSE_THREADS)
             f.n[level][block_at(p, level) * 16 + first + r] = r < have ? mine_n[r] : 0;
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(COARSE_THREADS)
             sum += from_element(
                 src[is_v ? (j >> 4) * 16 * D + 16 * c + value_slot(j & 15) : j * D + c]);
         }
-        to[is_v ? 16 * c + value_slot(r) : i] = to_element(sum);
+        to[is_v ? 16 * c + value_slot(r) : i] = to_element(sum * unit_of(up));
     }
     if (!a.key_mask || is_v || head != 0 || threadIdx.x >= 16) return;
     float n = 0;
@@ -223,24 +225,24 @@ static __device__ __forceinline__ void attend_block(state<D> &s, const tile<D> &
     float w[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, n[2][2];
     if (seen0) dot8<D>(w[0], x.q, key0);
     if (seen1) dot8<D>(w[1], x.q, key1);
-    float rows = (float)((int64_t)1 << level), factor = f.h.scale;
+    float rows = (float)((int64_t)1 << level), factor = f.h.scale, unit = unit_of(level);
     if (whole) {
-        factor /= rows;
+        factor /= rows * unit;
     } else {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
 #pragma unroll
             for (int e = 0; e < 2; e++)
-                n[i][e] = cluster_count(f, p, level, 16 * (int64_t)b + 8 * i + 2 * x.t + e);
+                n[i][e] = unit * cluster_count(f, p, level, 16 * (int64_t)b + 8 * i + 2 * x.t + e);
             weigh(w[i], n[i]);
         }
     }
     hide(w[0], !seen0, !seen0);
     hide(w[1], !seen1, !seen1);
     float factors[2] = {factor, factor};
-    soften<2, D>(w, s, factors);
+    soften<2, D>(w, s, factors, HALVING ? (float)level : 0);
     if (whole)
-        count<2, 1>(s, w, n, rows);
+        count<2, 1>(s, w, n, rows * unit);
     else
         count<2, 0>(s, w, n, rows);
     uint32_t a[4] = {pack2(w[0][0], w[0][1]), pack2(w[0][2], w[0][3]), pack2(w[1][0], w[1][1]),
@@ -308,9 +310,10 @@ static __device__ __forceinline__ void attend_near(state<D> &s, const tile<D> &x
         }
         hide(w[i], !seen[i], !seen[i]);
     }
-    float f = PLAIN ? a.factor[LEVEL] : a.scale, factor[2] = {f, f};
-    soften<SEEN, D>(w, s, factor);
-    count<SEEN, PLAIN>(s, w, n, a.whole[LEVEL]);
+    /* level 1 is the sum of rows, level 2 as it lies in towers */
+    float f = PLAIN ? a.scale / (LEVEL == 1 ? 2 : 4 * unit_of(2)) : a.scale, factor[2] = {f, f};
+    soften<SEEN, D>(w, s, factor, HALVING && LEVEL == 2 ? 2 : 0);
+    count<SEEN, PLAIN>(s, w, n, LEVEL == 1 ? 2 : 4 * unit_of(2));
 #pragma unroll
     for (int i = 0; i < SEEN; i++) {
         if (!seen[i]) continue;

@@ -55,7 +55,7 @@ static __device__ __forceinline__ void load_counts(shared_rows<D> &s, const hti_
     for (int row = threadIdx.x; row < ROWS2; row += THREADS) {
         float n = 0;
         for (int j = 0; j < 4; j++) n += count_of(a, p, k, p.first - FAR + 4 * row + j);
-        s.n2[row] = n;
+        s.n2[row] = n * unit_of(2);
     }
 }
 
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void build_far(shared_rows<D> &s, const place 
             sum[m] = there ? *(const uint4 *)(from + m * stride) : make_uint4(0, 0, 0, 0);
         }
         *(uint4 *)((is_v ? s.v2 : s.k2) + rows<D>::at(row, ch)) =
-            add8(add8(sum[0], sum[1]), add8(sum[2], sum[3]));
+            join8(join8(sum[0], sum[1]), join8(sum[2], sum[3]));
     }
 }
 
@@ -99,7 +99,7 @@ template <int D> static __device__ __forceinline__ void build_near(shared_rows<D
             uint4 x[4];
 #pragma unroll
             for (int m = 0; m < 4; m++) x[m] = shared_load4(from[m] + is_v * ACROSS);
-            shared_store4(to + is_v * ACROSS2, add8(add8(x[0], x[1]), add8(x[2], x[3])));
+            shared_store4(to + is_v * ACROSS2, join8(join8(x[0], x[1]), join8(x[2], x[3])));
         }
 #pragma unroll
         for (int m = 0; m < 4; m++) from[m] += 4 * STEP * 2 * D;

@@ -229,7 +229,7 @@ DEVICE uint4 scale8(uint4 x, float factor) {
 /* Four rows, of which the first is row 4 * quad of the tile, become two clusters of level 1 and one
  * of level 2, where a warpgroup sees those: level 1 from row -32 to 95, level 2 from -64 to 63. */
 DEVICE void raise_quad(uint32_t mixed, const uint4 x[4], int quad, int ch) {
-    uint4 lo = add8(x[0], x[1]), hi = add8(x[2], x[3]);
+    uint4 lo = join8(x[0], x[1]), hi = join8(x[2], x[3]);
     int one = 2 * quad + 16, two = quad + 16;
     if (one >= 0 && one < 64) {
         int r = one % 32; /* even, and so is the team's first row: the two are neighbours */
@@ -240,7 +240,7 @@ DEVICE void raise_quad(uint32_t mixed, const uint4 x[4], int quad, int ch) {
     if (two < 32) {
         int r = 32 + two % 16;
         uint32_t to = mixed + (uint32_t)(two / 16 * MIXED + r) * 128;
-        shared_store4(to + ((ch ^ (r & 7)) << 4), scale8(add8(lo, hi), 0.25f));
+        shared_store4(to + ((ch ^ (r & 7)) << 4), scale8(join8(lo, hi), 0.25f));
     }
 }
 

@@ -49,10 +49,11 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_coarsen(hti_hier
             for (int j = 0; j < 8; j++)
                 if (j == 0 || !pick) x[j] = fetch_chunk<D>(at + j * t.row_stride, ch, a.dim);
             if (!pick) { /* fours as a stage adds them, then in float */
-                x[0] = add8(add8(x[0], x[1]), add8(x[2], x[3]));
-                add_chunk(sum, add8(add8(x[4], x[5]), add8(x[6], x[7])));
+                x[0] = join8(join8(x[0], x[1]), join8(x[2], x[3]));
+                add_chunk(sum, join8(join8(x[4], x[5]), join8(x[6], x[7])));
             }
             add_chunk(sum, x[0]);
+            for (int c = 0; HALVING && !pick && c < 8; c++) sum[c] *= 0.5f;
         } else {
             n = 0;
             for (int j = 0; j < 8; j++) {
@@ -61,6 +62,7 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_coarsen(hti_hier
                     add_chunk(sum, fetch_chunk<D>(at + j * t.row_stride, ch, a.dim));
                 n += there;
             }
+            for (int c = 0; !pick && c < 8; c++) sum[c] *= unit_of(3);
         }
         float4 *keep = (float4 *)(sums + r3 * D + 8 * ch);
         keep[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
@@ -88,6 +90,7 @@ template <int D> __global__ void __launch_bounds__(256, 4) hier_coarsen(hti_hier
                 if (simple || (counts[j] > 0 && !(pick && n[m] > 0))) sum[m] += sums[j * D + c];
                 if (!simple) n[m] += counts[j];
             }
+            if (!pick) sum[m] *= unit_of(3);
             if (row >= (p.length + (1 << (3 * s)) - 1) >> (3 * s)) continue;
             to[(int64_t)row * D + c] = to_element(sum[m]);
             if (writes_counts && c == 0) (is_q ? a.nq[s] : a.nk[s])[base + row] = n[m];
@@ -125,7 +128,7 @@ template <int D> __global__ void hier_coarsen_up(hti_hier_args a) {
             sum += from_element(tower[s - 1][(head * a.tower[s - 1] + j) * D + c]);
         n += m;
     }
-    tower[s][(head * a.tower[s] + to) * D + c] = to_element(sum);
+    tower[s][(head * a.tower[s] + to) * D + c] = to_element(pick ? sum : sum * unit_of(3));
     if (masked && c == 0 && head == 0 && part <= a.group) counted[s][to] = n;
 }
 
@@ -157,7 +160,7 @@ __global__ void __launch_bounds__(THREADS, D <= 64 ? 2 : 1) hier_stage(hti_hier_
     float n[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        n[h] = plain ? 1 : count_of(a, p, x, p.first + row + 8 * h);
+        n[h] = plain ? 1 : count_of(a, p, x, p.first + row + 8 * h) * unit_of(3 * a.stage);
         int there = n[h] > 0 && p.first + 16 * warp < p.rows && (D > 16 || 4 * t < dim);
         load_row<D>(q, h, (const element *)(x.data + (row + 8 * h) * x.step), t, there, a.zero);
     }
@@ -332,7 +335,9 @@ void hti_hier_set_stage(hti_hier_args *a, int stage) {
     a->stage = stage;
     for (int l = 0; l < 3; l++) {
         a->whole[l] = (float)((int64_t)1 << (3 * stage + l));
-        a->factor[l] = a->scale / a->whole[l];
+        a->factor[l] = a->scale;
+        if (HALVING) continue;
+        a->factor[l] /= a->whole[l];
         if (a->query == HT_QUERY_MEAN) a->factor[l] /= a->whole[l];
     }
 }

@@ -479,6 +479,7 @@ static int describe_all(grad_args *g) {
 
 int hti_hier_grad_takes(const ht_context *ctx, const hti_hier_args &a) {
     int64_t whole = (int64_t)STEP << (3 * a.stage);
+    if (HALVING) return 0; /* not written for it */
     if (hti_cuda_of(ctx)->capability != 90 || a.dim != D || a.local || a.cu || a.key_mask ||
         a.query_mask || a.length % whole != 0)
         return 0;

@@ -169,10 +169,10 @@ static __device__ __forceinline__ void join_quad(uint32_t base, const uint32_t f
     uint4 x[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) x[j] = shared_load4(base + from[j]);
-    uint4 lo = sum ? add8(x[0], x[1]) : x[0], hi = sum ? add8(x[2], x[3]) : x[2];
+    uint4 lo = sum ? join8(x[0], x[1]) : x[0], hi = sum ? join8(x[2], x[3]) : x[2];
     shared_store4(base + to[0], lo);
     shared_store4(base + to[1], hi);
-    shared_store4(base + to[2], sum ? add8(lo, hi) : lo);
+    shared_store4(base + to[2], sum ? join8(lo, hi) : lo);
 }
 
 /* m and h of a cluster of two or (b given) four rows. */

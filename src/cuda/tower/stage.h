@@ -116,8 +116,8 @@ static __device__ __forceinline__ void store_quads(const quad q[2], const quad_p
     uint4 lo[2], hi[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        lo[i] = add8(q[i].x[0], q[i].x[1]), hi[i] = add8(q[i].x[2], q[i].x[3]);
-        shared_store4(to.at2 + (moved * 2 * D + i * FAR), add8(lo[i], hi[i]));
+        lo[i] = join8(q[i].x[0], q[i].x[1]), hi[i] = join8(q[i].x[2], q[i].x[3]);
+        shared_store4(to.at2 + (moved * 2 * D + i * FAR), join8(lo[i], hi[i]));
     }
     if (group < 8 || group >= 8 + ROWS1 / 2) return;
 #pragma unroll
@@ -181,7 +181,7 @@ static __device__ __forceinline__ void load_counts(shared_rows<D> &s, const hti_
         int r = p.first - (16 << level) + (local << level);
         float n = 0;
         for (int j = 0; j < 1 << level; j++) n += count_of(a, p, k, r + j);
-        s.n[row] = n;
+        s.n[row] = n * unit_of(3 * a.stage + level);
     }
 }
 
@@ -240,13 +240,13 @@ static __device__ __forceinline__ void raise_queries(frag<D> &up, const frag<D> 
         if (!PLAIN) {
             float other = __shfl_xor_sync(~0u, n[h], step);
             keep = second ? other == 0 : n[h] > 0;
-            n[h] += other;
+            n[h] = HALVING ? 0.5f * (n[h] + other) : n[h] + other;
         }
 #pragma unroll
         for (int i = 0; i < D / 8; i++) {
             uint32_t mine = q.a[i / 2][2 * (i % 2) + h];
             if (MODE == MEAN)
-                up.at(h, i) = add2(mine, __shfl_xor_sync(~0u, mine, step));
+                up.at(h, i) = join2(mine, __shfl_xor_sync(~0u, mine, step));
             else if (PLAIN)
                 up.at(h, i) = __shfl_sync(~0u, mine, lane & ~step);
             else {
@@ -313,11 +313,12 @@ hide_unseen(float x[][4], const sight<groups<MODE, BASE>::ALL> &s, int g, int t)
 }
 
 /* Scores become weights in place: log2 units are x * factor[level]. whole: rows of a cluster of the
- * stage's level, where all are whole. */
+ * stage's level, where all are whole. HALVING: weights are those of 2^level rows, in units of 2^(3
+ * stage), which then belong to the maximum. */
 template <int D, int PLAIN, int MODE, int BASE>
 static __device__ __forceinline__ void
 soften(float x[][4], state<D> &s, const sight<groups<MODE, BASE>::ALL> &at,
-       const shared_rows<D> &sh, const float factor[3], float whole, int t) {
+       const shared_rows<D> &sh, const float factor[3], float whole, int stage, int t) {
     using G = groups<MODE, BASE>;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -330,21 +331,23 @@ soften(float x[][4], state<D> &s, const sight<groups<MODE, BASE>::ALL> &at,
         float m = fmaxf(top[0] * factor[0], fmaxf(top[1] * factor[1], top[2] * factor[2]));
         m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
         m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-        s.m[h] = m;
+        s.m[h] = HALVING ? m + 3 * stage : m;
         float base = m == HTI_NEG_INF ? 0 : m; /* nothing seen: all weights 0, not NaN */
 #pragma unroll
         for (int b = 0; b < G::ALL; b++) {
             int level = G::level(b);
 #pragma unroll
             for (int e = 2 * h; e < 2 * h + 2; e++) {
-                x[b][e] = exp2_fast(fmaf(x[b][e], factor[level], -base));
+                x[b][e] = exp2_fast(fmaf(x[b][e], factor[level], HALVING ? level - base : -base));
                 if (PLAIN)
                     sum[level] += x[b][e];
                 else
                     sum[0] = fmaf(x[b][e], sh.n[at.at[b] + 2 * t + (e & 1)], sum[0]);
             }
         }
-        float l = PLAIN ? whole * fmaf(4, sum[2], fmaf(2, sum[1], sum[0])) : sum[0];
+        float l = !PLAIN    ? sum[0]
+                  : HALVING ? sum[0] + sum[1] + sum[2]
+                            : whole * fmaf(4, sum[2], fmaf(2, sum[1], sum[0]));
         l += __shfl_xor_sync(~0u, l, 1);
         l += __shfl_xor_sync(~0u, l, 2);
         s.l[h] = l;

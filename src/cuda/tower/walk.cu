@@ -125,8 +125,8 @@ static __device__ __forceinline__ void raise_chunk(uint32_t fine, uint32_t coars
     for (int m = 0; m < 8; m++) x[m] = shared_load4(fine + l.at0[m & 3] + (m >> 2) * FINE_V);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        uint4 lo = add8(x[4 * i], x[4 * i + 1]), hi = add8(x[4 * i + 2], x[4 * i + 3]);
-        l.sum[i] = add8(lo, hi);
+        uint4 lo = join8(x[4 * i], x[4 * i + 1]), hi = join8(x[4 * i + 2], x[4 * i + 3]);
+        l.sum[i] = join8(lo, hi);
         shared_store4(coarse + l.at1[0] + i * COARSE_V, lo);
         shared_store4(coarse + l.at1[1] + i * COARSE_V, hi);
         shared_store4(coarse + l.at2 + i * COARSE_V, l.sum[i]);
@@ -141,7 +141,7 @@ static __device__ __forceinline__ void store_level3(const loader &l, const back 
     uint4 mine = odd ? l.sum[1] : l.sum[0], other = shuffle4(odd ? l.sum[0] : l.sum[1], 8);
     int chunk = b.w.first + b.at;
     if (WALK_ROWS * chunk + 4 * (l.quad & ~1) >= g.a.length) return;
-    store_tower(b.tower + (uint64_t)(uint32_t)chunk * (WALK_ROWS / 8 * WALK_D), add8(mine, other));
+    store_tower(b.tower + (uint64_t)(uint32_t)chunk * (WALK_ROWS / 8 * WALK_D), join8(mine, other));
 }
 
 static __device__ __forceinline__ void next_slot(uint32_t &at, uint32_t bytes, uint32_t begin,
@@ -260,7 +260,7 @@ static __device__ __forceinline__ void join_queries(frag<WALK_D> &up, const frag
 #pragma unroll
     for (int i = 0; i < WALK_D / 8; i++) {
         uint32_t lo = q.a[i / 2][2 * (i % 2)], hi = q.a[i / 2][2 * (i % 2) + 1];
-        uint32_t x = MODE == MEAN ? add2(lo, hi) : lane & 16 ? hi : lo; /* row_of */
+        uint32_t x = MODE == MEAN ? join2(lo, hi) : lane & 16 ? hi : lo; /* row_of */
         up.lo(i) = x, up.hi(i) = x;
     }
 }
@@ -272,7 +272,7 @@ static __device__ __forceinline__ void join_lanes(frag<WALK_D> &up, const frag<W
 #pragma unroll
     for (int i = 0; i < WALK_D / 8; i++) {
         uint32_t mine = q.a[i / 2][2 * (i % 2)];
-        uint32_t x = MODE == MEAN ? add2(mine, __shfl_xor_sync(~0u, mine, step))
+        uint32_t x = MODE == MEAN ? join2(mine, __shfl_xor_sync(~0u, mine, step))
                                   : __shfl_sync(~0u, mine, lane & ~step);
         up.lo(i) = x, up.hi(i) = x;
     }
@@ -472,6 +472,7 @@ static void cut_work(walk_args *g, int processors) {
 
 int hti_walk_takes(const ht_context *ctx, const hti_hier_args &a) {
     const hti_cuda_backend *cuda = hti_cuda_of(ctx);
+    if (HALVING) return 0; /* not written for it */
     /* a build for older devices has nothing in the kernel */
     if (cuda->built_for < 90 || cuda->shared_bytes < WALK_SHARED) return 0;
     return !a.cu && !a.key_mask && !a.query_mask && a.dim == WALK_D;
