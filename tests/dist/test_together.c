@@ -3,6 +3,7 @@
  * what each of them makes of it alone, up to rounding, and the same bits every time.
  *
  *     mpirun -n 3 test_together
+ *     test_together nccl LIBRARY 3       over NCCL without MPI: starts the ranks itself
  */
 #include "training.h"
 
@@ -13,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "dist/world.h"
+#include "nccl_world.h"
 
 static ht_context *ctx;
 static ht_world *world;
@@ -43,6 +44,9 @@ static const struct {
      "\"valid_items\":9,\"batch\":9}"},
 };
 enum { CASES = sizeof cases / sizeof *cases };
+
+/* From case to case; where all takes long every other one will do. */
+static int step(void) { return training_thin() > 1 ? 2 : 1; }
 
 /* Texts of very different lengths. */
 static void write_files(void) {
@@ -172,7 +176,7 @@ static void near(double a, double b, double most) {
 
 static void test_as_one(void **state) {
     (void)state;
-    for (int i = 0; i < CASES; i++) {
+    for (int i = 0; i < CASES; i += step()) {
         party one = begin(i, "f64", NULL), all = begin(i, "f64", world), again;
         OK(ctx, train(&one, training_path("alone"), 0));
         OK(ctx, train(&all, shared(cases[i].name), 0));
@@ -193,7 +197,7 @@ static void test_as_one(void **state) {
 
 static void test_float(void **state) {
     (void)state;
-    for (int i = 0; i < CASES; i++) {
+    for (int i = 0; i < CASES; i += 2 * step()) {
         party one = begin(i, "f32", NULL), all = begin(i, "f32", world);
         OK(ctx, train(&one, training_path("alone32"), 0));
         OK(ctx, train(&all, shared("float"), 0));
@@ -229,7 +233,7 @@ static void test_dropout(void **state) {
 /* From the middle: by as many ranks to the same bits; by one, which then goes on alone. */
 static void test_resume(void **state) {
     (void)state;
-    for (int i = 0; i < CASES; i++) {
+    for (int i = 0; i < CASES; i += 2 * step()) {
         party all = begin(i, "f64", world), half = begin(i, "f64", world), one;
         char folder[128], last[160];
         snprintf(folder, sizeof folder, "%s", shared(cases[i].name));
@@ -296,7 +300,7 @@ static void go_on(party *p, int which, int shards, const char *folder) {
 /* Divided moments: the same bits, in weights and in files; a run goes on with them and without. */
 static void test_shards(void **state) {
     (void)state;
-    for (int i = 0; i < CASES; i++) {
+    for (int i = 0; i < CASES; i += 2 * step()) {
         char whole[128], parts[128];
         party all, some, more;
         shard = 0, all = begin(i, "f64", world);
@@ -360,15 +364,8 @@ static void test_other_data(void **state) {
     end(&other);
 }
 
-int main(void) {
-    ht_context_desc desc = {.size = sizeof desc, .device = "cpu", .threads = 1};
-    ht_place place = HT_PLACE_INIT;
-    if (ht_context_create(&ctx, &desc) != HT_OK || ht_world_open(&world, ctx) != HT_OK ||
-        ht_world_get_place(world, &place) != HT_OK || training_folder_open() != 0) {
-        fprintf(stderr, "%s\n", ht_context_error(ctx));
-        return 1;
-    }
-    rank = place.rank, ranks = place.ranks;
+static int run_all(void) {
+    if (training_folder_open() != 0) return 1;
     write_files();
     if (rank > 0 && !freopen("/dev/null", "w", stdout)) return 1;
     const struct CMUnitTest tests[] = {
@@ -381,4 +378,27 @@ int main(void) {
     ht_world_close(world, failed ? "a test failed" : NULL);
     ht_context_destroy(ctx);
     return failed || training_folder_close() != 0;
+}
+
+/* One rank of a world that has NCCL alone, or what stands for it. */
+static int run_nccl(const char *library) {
+    world = world_by_nccl(ctx, library, rank, ranks);
+    if (world) return run_all();
+    fprintf(stderr, "rank %d: %s\n", rank, ht_context_error(ctx));
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    ht_context_desc desc = {.size = sizeof desc, .device = "cpu", .threads = 1};
+    ht_place place = HT_PLACE_INIT;
+    int nccl = argc > 3 && strcmp(argv[1], "nccl") == 0;
+    if (nccl && (rank = world_fork(ranks = atoi(argv[3]))) < 0) return -1 - rank;
+    if (ht_context_create(&ctx, &desc) != HT_OK) return 1;
+    if (nccl) return run_nccl(argv[2]);
+    if (ht_world_open(&world, ctx) != HT_OK || ht_world_get_place(world, &place) != HT_OK) {
+        fprintf(stderr, "%s\n", ht_context_error(ctx));
+        return 1;
+    }
+    rank = place.rank, ranks = place.ranks;
+    return run_all();
 }

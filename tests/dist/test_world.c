@@ -14,10 +14,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include "dist/world.h"
+#include "nccl_world.h"
 
 /* after them: it uses their types */
 #include <cmocka.h>
@@ -291,40 +290,24 @@ static int run_all(void) {
 
 /* ---- NCCL, or what stands for it ---- */
 
-/* One rank of a world that has NCCL alone, as torchrun starts it. */
-static int run_nccl(const char *library) {
+/* One rank of a world that has NCCL alone. */
+static int run_nccl(const char *library, int count) {
     ht_context_desc desc = {.size = sizeof desc, .device = "cpu", .threads = 1};
+    ranks = count;
+    rank = world_fork(count);
+    if (rank < 0) return -1 - rank;
     if (ht_context_create(&ctx, &desc) != HT_OK) return 1;
-    world = hti_host_alloc(ctx, sizeof *world);
-    char *words = hti_host_alloc(ctx, (size_t)ranks * HTI_WORD_BYTES);
-    *world = (ht_world){.ctx = ctx, .host = 1, .patience = 5, .words = words};
-    world->place = (ht_place){.size = sizeof world->place, .rank = rank, .ranks = ranks};
-    world->place.launcher = "torchrun";
-    if (hti_nccl_open(world, library) == HT_OK && world->nccl) return run_all();
+    world = world_by_nccl(ctx, library, rank, ranks);
+    if (world) return run_all();
     fprintf(stderr, "rank %d: %s\n", rank, ht_context_error(ctx));
     return 1;
-}
-
-static int start_nccl(const char *library, int count) {
-    char folder[128], address[64];
-    int failed = 0;
-    ranks = count;
-    snprintf(address, sizeof address, "test-%d", (int)getpid());
-    snprintf(folder, sizeof folder, "rm -rf /tmp/fake-nccl-%s:7001", address);
-    setenv("MASTER_ADDR", address, 1);
-    setenv("MASTER_PORT", "7000", 1);
-    setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
-    for (rank = 0; rank < count; rank++)
-        if (fork() == 0) exit(run_nccl(library));
-    for (int i = 0, status; i < count; i++) failed |= wait(&status) < 0 || status != 0;
-    return system(folder) != 0 || failed;
 }
 
 int main(int argc, char **argv) {
     ht_context_desc desc = {.size = sizeof desc, .device = "cpu", .threads = 1};
     ht_place place = HT_PLACE_INIT;
     const char *mode = argc > 1 ? argv[1] : "";
-    if (argc > 3 && strcmp(mode, "nccl") == 0) return start_nccl(argv[2], atoi(argv[3]));
+    if (argc > 3 && strcmp(mode, "nccl") == 0) return run_nccl(argv[2], atoi(argv[3]));
     if (strcmp(mode, "hang") == 0) setenv("HTRANSFORMER_PATIENCE", "2", 1);
     if (ht_context_create(&ctx, &desc) != HT_OK || ht_world_open(&world, ctx) != HT_OK ||
         ht_world_get_place(world, &place) != HT_OK) {
