@@ -52,7 +52,8 @@ static inline int64_t hti_call_base(const hti_attention_call *c, const ht_tensor
  * cluster, hti_cache_ring). Level l >= 1 exists once a slot has more than block*2^l rows: before
  * row block*2^l is appended its block 0 is built from the ring of level l - 1. Level 0 keys are
  * stored turned if the plan has rotary, but plain if it opens: then `near` has the last ones
- * turned. Elements have the plan's dtype at level 0; above it bf16 becomes float. */
+ * turned. Elements have the plan's dtype at level 0; above it 16 bits become float, and where
+ * hti_ops.wide_cache is set at level 0, too. */
 typedef struct hti_cache_level {
     void *k;  /* [slots, kv_heads, ring, head_dim] mean of the cluster's valid keys */
     void *v;  /* [slots, kv_heads, ring, value_dim] mean of its valid values */
@@ -145,6 +146,7 @@ typedef struct hti_ops {
 
     /* cache_scratch: scratch bytes of such a call. */
     size_t (*cache_scratch)(const ht_context *ctx, const hti_cache_call *call);
+    int wide_cache; /* plans in 16 bits have a state in float */
     ht_status (*cache_extend)(ht_context *ctx, const hti_cache_call *call);
 
 } hti_ops;

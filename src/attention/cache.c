@@ -8,7 +8,8 @@
 #include "core/crc.h"
 
 struct ht_cache {
-    ht_attention plan; /* a copy: the caller may destroy his */
+    ht_attention plan;      /* a copy: the caller may destroy his */
+    ht_attention_desc kept; /* the plan's, with the dtype in which the state is kept */
     int64_t slots;
     int64_t *positions; /* [slots] */
     int64_t *order;     /* [2 * slots]: slots and positions of the call at work */
@@ -58,14 +59,14 @@ static ht_status make_level(hti_cache_level *out, const ht_cache *cache, int ind
     ht_context *ctx = cache->plan.ctx;
     piece p[PIECES];
     *out = (hti_cache_level){0};
-    pieces_of(p, &cache->plan.desc, out, index, ring);
+    pieces_of(p, &cache->kept, out, index, ring);
     for (int i = 0; i < PIECES; i++) {
         if (p[i].bytes == 0) continue;
         size_t bytes = p[i].bytes * (size_t)cache->slots;
         ht_status status = ctx->ops->alloc(ctx, p[i].at, bytes);
         if (status == HT_OK) status = ctx->ops->fill(ctx, *p[i].at, i == 4 ? 0xff : 0, bytes);
         if (status != HT_OK) {
-            free_level(ctx, &cache->plan.desc, out);
+            free_level(ctx, &cache->kept, out);
             return status;
         }
     }
@@ -73,8 +74,8 @@ static ht_status make_level(hti_cache_level *out, const ht_cache *cache, int ind
 }
 
 static int levels_for(const ht_cache *cache, int64_t length) {
-    if (cache->plan.desc.kind != HT_HIERARCHICAL || length < 1) return 1;
-    return hti_levels(length, cache->plan.desc.block);
+    if (cache->kept.kind != HT_HIERARCHICAL || length < 1) return 1;
+    return hti_levels(length, cache->kept.block);
 }
 
 /* Does a ring hold all there ever was? */
@@ -83,7 +84,7 @@ static int keeps_all(const ht_attention_desc *d) { return d->kind == HT_FULL || 
 /* A level with a longer ring: what every slot has moves over. */
 static ht_status longer_level(hti_cache_level *out, ht_cache *cache, int index, int64_t ring) {
     ht_context *ctx = cache->plan.ctx;
-    const ht_attention_desc *d = &cache->plan.desc;
+    const ht_attention_desc *d = &cache->kept;
     piece from[PIECES], to[PIECES];
     TRY(make_level(out, cache, index, ring));
     pieces_of(from, d, &cache->level[index], index, cache->ring);
@@ -105,7 +106,7 @@ static ht_status longer_level(hti_cache_level *out, ht_cache *cache, int index, 
 /* All levels at once, or none. */
 static ht_status lengthen(ht_cache *cache, int64_t length) {
     ht_context *ctx = cache->plan.ctx;
-    const ht_attention_desc *d = &cache->plan.desc;
+    const ht_attention_desc *d = &cache->kept;
     int64_t ring = cache->ring;
     while (ring < length) ring *= 2;
     if (ring == cache->ring) return HT_OK;
@@ -126,7 +127,7 @@ static ht_status lengthen(ht_cache *cache, int64_t length) {
 
 /* Room for slots of this length. */
 static ht_status reserve(ht_cache *cache, int64_t length) {
-    if (keeps_all(&cache->plan.desc)) TRY(lengthen(cache, length));
+    if (keeps_all(&cache->kept)) TRY(lengthen(cache, length));
     while (cache->levels < levels_for(cache, length)) {
         TRY(make_level(&cache->level[cache->levels], cache, cache->levels, cache->ring));
         cache->levels++;
@@ -157,7 +158,9 @@ ht_status ht_cache_create(ht_cache **out, const ht_attention *plan, int64_t slot
     TRY(check_cache(ctx, &plan->desc, slots));
     ht_cache *cache = hti_host_alloc(ctx, sizeof *cache);
     CHECK(ctx, cache, HT_NOMEM, "out of memory: %zu bytes for a cache", sizeof *cache);
-    *cache = (ht_cache){.plan = *plan, .slots = slots, .ring = 2 * plan->desc.block};
+    *cache =
+        (ht_cache){.plan = *plan, .kept = plan->desc, .slots = slots, .ring = 2 * plan->desc.block};
+    if (ctx->ops->wide_cache && hti_bytes(plan->desc.dtype) == 2) cache->kept.dtype = HT_F32;
     size_t bytes = sizeof(int64_t) * (size_t)slots;
     cache->positions = hti_host_alloc(ctx, bytes);
     cache->order = hti_host_alloc(ctx, 2 * bytes);
@@ -180,7 +183,7 @@ ht_status ht_cache_create(ht_cache **out, const ht_attention *plan, int64_t slot
 void ht_cache_destroy(ht_cache *cache) {
     if (!cache) return;
     ht_context *ctx = cache->plan.ctx;
-    for (int l = 0; l < cache->levels; l++) free_level(ctx, &cache->plan.desc, &cache->level[l]);
+    for (int l = 0; l < cache->levels; l++) free_level(ctx, &cache->kept, &cache->level[l]);
     hti_host_free(ctx, cache->positions);
     hti_host_free(ctx, cache->order);
     hti_host_free(ctx, cache);
@@ -252,7 +255,7 @@ int64_t ht_cache_position(const ht_cache *cache, int64_t slot) {
 
 int64_t ht_cache_rows(const ht_cache *cache, int64_t slot) {
     if (!cache || slot < 0 || slot >= cache->slots) return -1;
-    const ht_attention_desc *d = &cache->plan.desc;
+    const ht_attention_desc *d = &cache->kept;
     int64_t position = cache->positions[slot], rows = 0;
     if (!keeps_all(d)) return 2 * d->block * levels_for(cache, position);
     for (int l = 0; l < levels_for(cache, position); l++) rows += position >> l;
@@ -266,7 +269,7 @@ ht_status ht_cache_reset(ht_cache *cache, int64_t slot) {
     TRY(check_slot(cache, slot));
     for (int l = 0; l < cache->levels; l++) {
         piece p[PIECES];
-        pieces_of(p, &cache->plan.desc, &cache->level[l], l, cache->ring);
+        pieces_of(p, &cache->kept, &cache->level[l], l, cache->ring);
         if (p[4].bytes)
             TRY(ctx->ops->fill(ctx, (char *)*p[4].at + (size_t)slot * p[4].bytes, 0xff,
                                p[4].bytes));
@@ -283,7 +286,7 @@ ht_status ht_cache_fork(ht_cache *cache, int64_t to, int64_t from) {
     if (to == from) return HT_OK;
     for (int l = 0; l < cache->levels; l++) {
         piece p[PIECES];
-        pieces_of(p, &cache->plan.desc, &cache->level[l], l, cache->ring);
+        pieces_of(p, &cache->kept, &cache->level[l], l, cache->ring);
         for (int i = 0; i < PIECES; i++) {
             if (p[i].bytes == 0) continue;
             char *base = *p[i].at;
@@ -308,7 +311,7 @@ typedef struct header {
 } header;
 
 static header header_of(const ht_cache *cache, int64_t position) {
-    const ht_attention_desc *d = &cache->plan.desc;
+    const ht_attention_desc *d = &cache->kept;
     header h = {.magic = "HTCACHE2", .position = position};
     /* numbers of before there was AUTO: states that were saved then can still be loaded. A state
      * for opening has other rows than that of fine alone, but they are the same for any open > 0 */
@@ -322,12 +325,12 @@ static header header_of(const ht_cache *cache, int64_t position) {
 
 /* Rows of level 0's ring that a state at this position needs. */
 static int64_t saved_rows(const ht_cache *cache, int64_t position) {
-    return keeps_all(&cache->plan.desc) ? position : 2 * cache->plan.desc.block;
+    return keeps_all(&cache->kept) ? position : 2 * cache->kept.block;
 }
 
 /* Bytes of a saved state with its seal, or 0 if they do not fit a size. */
 static size_t saved_bytes(const ht_cache *cache, int64_t position) {
-    const ht_attention_desc *d = &cache->plan.desc;
+    const ht_attention_desc *d = &cache->kept;
     int64_t rows = saved_rows(cache, position), wide;
     size_t bytes = sizeof(header) + HTI_SEAL;
     if (!hti_mul(&wide, rows, d->kv_heads * (d->head_dim + d->value_dim + 1) * 8 * HTI_MAX_LEVELS))
@@ -345,7 +348,7 @@ static size_t saved_bytes(const ht_cache *cache, int64_t position) {
 static ht_status move_slot(const ht_cache *cache, int64_t slot, int64_t position, char *save_to,
                            const char *load_from) {
     ht_context *ctx = cache->plan.ctx;
-    const ht_attention_desc *d = &cache->plan.desc;
+    const ht_attention_desc *d = &cache->kept;
     size_t at = sizeof(header);
     for (int l = 0; l < levels_for(cache, position); l++) {
         hti_cache_level level = cache->level[l];

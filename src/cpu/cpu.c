@@ -39,9 +39,7 @@ ht_status hti_cpu_fill(ht_context *ctx, void *dst, int byte, size_t bytes) {
 }
 
 ht_status hti_cpu_attention_check(ht_context *ctx, const ht_attention_desc *desc) {
-    CHECK(ctx, desc->dtype == HT_F32 || desc->dtype == HT_F64, HT_UNSUPPORTED,
-          "device \"%s\" takes dtype f32 or f64, got %s", ctx->device,
-          desc->dtype == HT_BF16 ? "bf16" : "f16");
+    (void)ctx, (void)desc;
     return HT_OK;
 }
 

@@ -20,15 +20,29 @@ void hti_cpu_release(ht_context *ctx, void *block);
 ht_status hti_cpu_copy(ht_context *ctx, void *dst, const void *src, size_t bytes);
 ht_status hti_cpu_fill(ht_context *ctx, void *dst, int byte, size_t bytes);
 
-/* float32 and float64; bf16 belongs to the GPU */
+/* Every dtype. */
 ht_status hti_cpu_attention_check(ht_context *ctx, const ht_attention_desc *desc);
 
+/* bf16 and f16 (half.c): the table's own entries get the call again, in float. The reference
+ * entries come here by themselves. */
+static inline int hti_is_half(const ht_attention_desc *d) {
+    return d->dtype == HT_BF16 || d->dtype == HT_F16;
+}
+void hti_half_need(const ht_context *ctx, const ht_attention_desc *desc, ht_attention_need *need);
+ht_status hti_half_forward(ht_context *ctx, const hti_attention_call *call);
+ht_status hti_half_backward(ht_context *ctx, const hti_attention_call *call);
+ht_status hti_half_pairs(ht_context *ctx, const hti_attention_call *call, int64_t sequence,
+                         int64_t head, int8_t *out);
+size_t hti_half_cache_scratch(const ht_context *ctx, const hti_cache_call *call);
+ht_status hti_half_cache_extend(ht_context *ctx, const hti_cache_call *call);
+
 /* A table's first entries, the same for every instruction set. */
-#define HTI_CPU_COMMON                                                                \
-    .open = hti_cpu_open, .close = hti_cpu_close, .synchronize = hti_cpu_synchronize, \
-    .alloc = hti_cpu_alloc, .release = hti_cpu_release, .copy_in = hti_cpu_copy,      \
-    .copy_out = hti_cpu_copy, .copy = hti_cpu_copy, .fill = hti_cpu_fill,             \
-    .attention_check = hti_cpu_attention_check, .attention_pairs = hti_ref_attention_pairs
+#define HTI_CPU_COMMON                                                                      \
+    .open = hti_cpu_open, .close = hti_cpu_close, .synchronize = hti_cpu_synchronize,       \
+    .alloc = hti_cpu_alloc, .release = hti_cpu_release, .copy_in = hti_cpu_copy,            \
+    .copy_out = hti_cpu_copy, .copy = hti_cpu_copy, .fill = hti_cpu_fill,                   \
+    .attention_check = hti_cpu_attention_check, .attention_pairs = hti_ref_attention_pairs, \
+    .wide_cache = 1
 
 /* The number of the calling thread inside a parallel region. */
 int hti_cpu_thread(void);

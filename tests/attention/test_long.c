@@ -47,7 +47,7 @@ static void list(void) {
     static const ht_dtype types[] = {HT_F32, HT_BF16, HT_F16};
     for (size_t t = 0; t < COUNT(types); t++) {
         case_list passes = {0};
-        if (!harness_supports(types[t])) continue;
+        if (!harness_supports(types[t]) || (dtype_is_half(types[t]) && !env.cuda)) continue;
         for (size_t i = 0; i < COUNT(sizes); i++) {
             for (size_t w = 0; w < case_way_count; w++) {
                 test_case c = sizes[i];

@@ -329,7 +329,7 @@ static void list(void) {
     for (size_t t = 0; t < COUNT(types); t++) {
         case_list cases = {0};
         ht_dtype type = types[t];
-        if (!harness_supports(type)) continue;
+        if (!harness_supports(type) || (dtype_is_half(type) && !env.cuda)) continue;
         cases_open(&cases, type);
         harness_add_all("oracle", against_oracle, &cases);
         cases_free(&cases);

@@ -203,9 +203,15 @@ static void test_blas_knows_the_cpu(void **state) {
 #endif
 }
 
-static void test_what_a_device_cannot_do(void **state) {
+static void test_types(void **state) {
+    static const char *const dtypes[] = {"bf16", "f16", "f64"};
     (void)state;
-    program_expect(1, "dtype", "bench attention --device cpu:ref --dtype bf16 --length 8");
+    for (int i = 0; i < 3; i++) {
+        const program_result *r =
+            program_run("bench attention --length 40 " TINY "--dtype %s", dtypes[i]);
+        assert_int_equal(r->code, 0);
+        assert_non_null(strstr(r->out, dtypes[i]));
+    }
 }
 
 int main(void) {
@@ -220,7 +226,7 @@ int main(void) {
         cmocka_unit_test(test_decode_table),
         cmocka_unit_test(test_info_json),
         cmocka_unit_test(test_blas_knows_the_cpu),
-        cmocka_unit_test(test_what_a_device_cannot_do),
+        cmocka_unit_test(test_types),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -127,6 +127,20 @@ def test_torch_tensors_and_layout(random, query):
     assert all(np.array_equal(a.transpose(1, 2).numpy(), b) for a, b in zip(found, want))
 
 
+@pytest.mark.parametrize("name, eps", [("bfloat16", 2.0**-7), ("float16", 2.0**-10)])
+def test_tensors_of_16_bits(random, name, eps):
+    """Inputs and outputs are rounded, the state is not."""
+    torch = pytest.importorskip("torch")
+    dtype = getattr(torch, name)
+    q, k, v = [torch.from_numpy(random((SLOTS, LENGTH, 2, 8))).to(dtype) for _ in range(3)]
+    cache = htransformer.Cache(SLOTS, 2, 8, block=4, dtype=dtype)
+    found = torch.cat([cache.extend(q[:, a:b], k[:, a:b], v[:, a:b])
+                       for a, b in ((0, 30), (30, 31), (31, LENGTH))], 1)
+    exact = htransformer.attention(q.double(), k.double(), v.double(), causal=True, block=4)
+    assert found.dtype == dtype
+    assert (found.double() - exact).abs().max() <= 2 * eps * exact.abs().max()
+
+
 def test_errors():
     x = np.zeros((1, 5, 2, 4), np.float32)
     cache = htransformer.Cache(2, 2, 4, block=4)

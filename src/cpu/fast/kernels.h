@@ -30,8 +30,8 @@
 #include "cpu/kernel/open_grad.h"
 #include "cpu/kernel/cache.h"
 
-/* float64 belongs to the reference kernels. What forward saves is in its own units, so forward and
- * backward always go the same way. */
+/* float64 belongs to the reference kernels, and they send 16 bits back as float. What forward saves
+ * is in its own units, so forward and backward always go the same way. */
 static int is_fast(const ht_attention_desc *desc) { return desc->dtype == HT_F32; }
 
 void FAST(hti_attention_need)(const ht_context *ctx, const ht_attention_desc *desc,
