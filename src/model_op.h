@@ -74,6 +74,17 @@ typedef struct hti_embed_call {
     void *scratch;                  /* backward: hti_model_ops.embed_scratch bytes */
 } hti_embed_call;
 
+/* A table for tokens that are greys: row t is amount(t) w[0] + w[1], see core/amounts.h. backward
+ * takes the table's gradient, as embed_backward leaves it, and adds to dw. */
+typedef struct hti_amounts_call {
+    ht_dtype dtype;
+    int64_t vocab, width;
+    const void *w;      /* [2, width] */
+    void *table;        /* [vocab, width] */
+    const void *dtable; /* wide [vocab, width] */
+    void *dw;           /* wide [2, width] */
+} hti_amounts_call;
+
 /* s = x + dropout(y);  out = (s - mean) * rstd * scale + shift.   y NULL: s is x and not written.
  * backward: ds = ds_in + d(out)/d(s) dout (ds_in may be NULL, ds may be ds_in);  dy = dropout mask
  * * ds. */
@@ -248,6 +259,8 @@ typedef struct hti_model_ops {
     ht_status (*embed_forward)(ht_context *ctx, const hti_embed_call *call);
     ht_status (*embed_backward)(ht_context *ctx, const hti_embed_call *call);
     size_t (*embed_scratch)(const ht_context *ctx, const hti_embed_call *call);
+    ht_status (*amounts_forward)(ht_context *ctx, const hti_amounts_call *call);
+    ht_status (*amounts_backward)(ht_context *ctx, const hti_amounts_call *call);
     ht_status (*norm_forward)(ht_context *ctx, const hti_norm_call *call);
     ht_status (*norm_backward)(ht_context *ctx, const hti_norm_call *call);
     size_t (*norm_scratch)(const ht_context *ctx, const hti_norm_call *call);

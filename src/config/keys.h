@@ -84,6 +84,8 @@
       "deviation of the first embeddings; 0: 1, language 0.02")                                    \
     X(REAL, embed_waves, 0, 0, 1000000, MODEL, KEEP,                                               \
       "tokens that are amounts: waves over them; 0: unrelated")                                    \
+    X(INT, amounts, 0, 0, 1, MODEL, KEEP,                                                          \
+      "images: a pixel's vector is its grey times a vector, plus another; 0: a table")             \
     X(REAL, output_scale, 1, 0, 1000000, MODEL, KEEP,                                              \
       "first values of the last layer, times this; 0: zeros")                                      \
     X(CHOICE, dtype, 0, 0, 3, MODEL, CHOSEN,                                                       \

@@ -70,6 +70,13 @@
       "format")                                                                                    \
     X(varied, (!c->flip && c->shift == 0) || hti_config_of_images(c),                              \
       "flip and shift are for images", "flip", "shift", "format")                                  \
+    X(greys,                                                                                       \
+      !c->amounts || (hti_config_of_images(c) &&                                                   \
+                      (c->task == HTI_TASK_CLASSIFY || c->task == HTI_TASK_DENOISE)),              \
+      "amounts needs images and task classify or denoise", "amounts", "format", "task")            \
+    X(no_table, !c->amounts || (!c->tied && c->embed_waves == 0),                                  \
+      "with amounts 1 there is no table: tied and embed_waves must be 0", "amounts", "tied",       \
+      "embed_waves")                                                                               \
     X(last_layer, !c->tied || c->output_scale == 1,                                                \
       "output_scale is for a last layer of its own: with tied 1 it must be 1", "output_scale",     \
       "tied")                                                                                      \

@@ -297,13 +297,13 @@ static const hti_entry *same_in(const hti_reader *r, const hti_param *t) {
 static ht_status check_merge(const ht_model *m, const hti_reader *r) {
     const ht_config *c = &m->config;
     const hti_entry *norm = hti_reader_find(r, "norm.weight");
-    const hti_entry *embed = hti_reader_find(r, "embed.tokens.weight");
+    const char *name = c->amounts ? "embed.amounts.weight" : "embed.tokens.weight";
+    const hti_entry *embed = hti_reader_find(r, name);
     if (!norm || !embed || norm->shape[0] != c->width) return HT_OK;
     if (embed->shape[1] < 1 || c->width % embed->shape[1] != 0) return HT_OK; /* no merge of ours */
     CHECK(m->ctx, embed->shape[1] == hti_config_columns(c), HT_FORMAT,
-          "%s: the model in it has merge %lld, not %lld: its 'embed.tokens.weight' has %lld "
-          "columns, not %lld",
-          r->path, (long long)(c->width / embed->shape[1]), (long long)c->merge,
+          "%s: the model in it has merge %lld, not %lld: its '%s' has %lld columns, not %lld",
+          r->path, (long long)(c->width / embed->shape[1]), (long long)c->merge, name,
           (long long)embed->shape[1], (long long)hti_config_columns(c));
     return HT_OK;
 }

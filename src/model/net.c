@@ -18,13 +18,24 @@ static hti_embed_call embed_call(const hti_net *n) {
                         .each = n->rows.cu_seqlens ? 0 : n->rows.length * merge,
                         .tokens = n->tokens,
                         .positions = n->places,
-                        .table = hti_weight(m, at->embed),
+                        .table = n->table ? n->table : hti_weight(m, at->embed),
                         .cls = hti_weight(m, at->cls),
                         .learned = hti_weight(m, at->learned),
                         .fixed = n->fixed_positions,
                         .out = n->embedded,
                         .drop = hti_site(&n->rows, n->c->dropout, -1, 0)};
     return e;
+}
+
+static hti_amounts_call amounts_call(const hti_net *n, const void *grads) {
+    const ht_model *m = n->model;
+    return (hti_amounts_call){.dtype = m->dtype,
+                              .vocab = n->c->vocab,
+                              .width = hti_config_columns(n->c),
+                              .w = hti_weight(m, m->params.model.amounts),
+                              .table = n->table,
+                              .dtable = n->dtable,
+                              .dw = hti_wide(grads, m->dtype, m->params.model.amounts)};
 }
 
 /* ---- the head: pool, then up to two hidden layers ---- */
@@ -126,6 +137,8 @@ static hti_norm_call final_norm(const hti_net *n) {
 ht_status hti_net_layers(hti_net *n, int train, int64_t count) {
     n->rows.train = train;
     hti_embed_call embed = embed_call(n);
+    hti_amounts_call amounts = amounts_call(n, NULL);
+    if (n->table) TRY(hti_models(n->ctx)->amounts_forward(n->ctx, &amounts));
     TRY(hti_models(n->ctx)->embed_forward(n->ctx, &embed));
     int adds = hti_layers_add(&n->layers, &n->rows);
     for (int64_t l = 0; l < count; l++) {
@@ -240,17 +253,25 @@ static ht_status layer_backward(hti_net *n, int64_t l) {
                               l > 0 ? &n->grads[l - 1] : NULL);
 }
 
-ht_status hti_net_backward(hti_net *n, void *grads) {
+static ht_status embed_backward(hti_net *n, void *grads) {
     const ht_model *m = n->model;
     const hti_model_at *at = &m->params.model;
+    hti_embed_call embed = embed_call(n);
+    hti_amounts_call amounts = amounts_call(n, grads);
+    size_t table = (size_t)(n->c->vocab * hti_config_columns(n->c)) * hti_wide_bytes(m->dtype);
+    embed.dout = n->work.ds;
+    embed.scratch = n->embed_scratch;
+    embed.dtable = n->dtable ? n->dtable : hti_wide(grads, m->dtype, at->embed);
+    embed.dcls = hti_wide(grads, m->dtype, at->cls);
+    embed.dlearned = hti_wide(grads, m->dtype, at->learned);
+    if (n->dtable) TRY(n->ctx->ops->fill(n->ctx, n->dtable, 0, table));
+    TRY(hti_models(n->ctx)->embed_backward(n->ctx, &embed));
+    return n->dtable ? hti_models(n->ctx)->amounts_backward(n->ctx, &amounts) : HT_OK;
+}
+
+ht_status hti_net_backward(hti_net *n, void *grads) {
     TRY(head_backward(n, grads));
     TRY(final_norm_backward(n, grads));
     for (int64_t l = n->c->layers - 1; l >= 0; l--) TRY(layer_backward(n, l));
-    hti_embed_call embed = embed_call(n);
-    embed.dout = n->work.ds;
-    embed.scratch = n->embed_scratch;
-    embed.dtable = hti_wide(grads, m->dtype, at->embed);
-    embed.dcls = hti_wide(grads, m->dtype, at->cls);
-    embed.dlearned = hti_wide(grads, m->dtype, at->learned);
-    return hti_models(n->ctx)->embed_backward(n->ctx, &embed);
+    return embed_backward(n, grads);
 }

@@ -28,7 +28,9 @@ typedef struct hti_net {
 
     hti_kept *kept; /* [c->layers] */
     hti_work work;
-    void *embedded;                   /* [rows, width] */
+    void *embedded; /* [rows, width] */
+    void *table,
+        *dtable; /* [vocab, columns] of amounts and its gradient, wide; NULL: a parameter */
     void *last, *last_stats, *normed; /* [rows, width], [rows, 2], [rows, width] the final norm */
     void *pooled;                     /* [sequences, width] */
     void *matched, *dmatched;         /* [items, 4, width] and its gradient; NULL: pooled serves */

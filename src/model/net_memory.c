@@ -19,6 +19,7 @@ static void kept_layout(hti_net *n, hti_arena *a) {
     size_t e = hti_bytes(n->model->dtype), wide = hti_wide_bytes(n->model->dtype);
     int shared = c->recompute || !n->backward;
     n->embedded = hti_take(a, rows * width, e);
+    n->table = c->amounts ? hti_take(a, c->vocab * HTI_COLUMNS, e) : NULL;
     for (int64_t l = 0; l < c->layers; l++) {
         if (l > 0 && shared)
             n->kept[l] = n->kept[0];
@@ -63,6 +64,8 @@ static void work_layout(hti_net *n, hti_arena *a) {
     hti_embed_call embed = {
         .dtype = n->model->dtype, .rows = most_tokens(n), .width = HTI_COLUMNS, .vocab = c->vocab};
     n->embed_scratch = hti_take(a, (int64_t)hti_models(n->ctx)->embed_scratch(n->ctx, &embed), 1);
+    size_t wide = hti_wide_bytes(n->model->dtype);
+    n->dtable = c->amounts ? hti_take(a, c->vocab * HTI_COLUMNS, wide) : NULL;
     n->dnormed = n->work.dh; /* used up by the final norm before any layer needs it */
     if (!n->first) n->normed = n->work.dwide; /* and so is this by the head */
     if (by_token) return;

@@ -171,6 +171,7 @@ void hti_param_init(double *out, const hti_params *params, int64_t index, const 
         case HTI_INIT_ZERO: out[i] = 0; break;
         case HTI_INIT_ONE: out[i] = 1; break;
         case HTI_INIT_EMBED: out[i] = embedding(seed, index, t, i, config); break;
+        case HTI_INIT_SPREAD: out[i] = config->embed_std * normal(seed, index, i, 0); break;
         case HTI_INIT_OWN_ROW: out[i] = i / t->shape[1] == hti_config_near_back(config); break;
         case HTI_INIT_SLOPE: out[i] = slope(t, i, config); break;
         case HTI_INIT_NORMAL02: out[i] = 0.02 * normal(seed, index, i, 0); break;

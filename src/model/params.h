@@ -25,7 +25,8 @@
 #define HTI_LOGITS (HTI_BY_TOKEN ? c->vocab : c->classes)
 
 #define HTI_MODEL_PARAMS(X)                                                                     \
-    X(embed, "embed.tokens.weight", c->vocab, HTI_COLUMNS, EMBED, 0, 1)                         \
+    X(embed, "embed.tokens.weight", c->vocab, HTI_COLUMNS, EMBED, 0, !c->amounts)               \
+    X(amounts, "embed.amounts.weight", 2, HTI_COLUMNS, SPREAD, 0, c->amounts)                   \
     X(cls, "embed.cls", 0, HTI_COLUMNS, ZERO, 0, /* stands for hidden tokens, too */            \
       hti_config_has_cls(c) || hti_config_hides(c))                                             \
     X(learned, "embed.positions.weight", hti_config_rows(c), c->width, NORMAL02, 0, c->learned) \
@@ -44,6 +45,7 @@ typedef enum hti_init {
     HTI_INIT_ZERO,
     HTI_INIT_ONE,
     HTI_INIT_EMBED,      /* normal or waves, embed_std */
+    HTI_INIT_SPREAD,     /* normal, embed_std */
     HTI_INIT_OWN_ROW,    /* neighbours: 1 for the row itself, else 0 */
     HTI_INIT_SLOPE,      /* falls with the distance, relative_slope */
     HTI_INIT_NORMAL02,   /* normal, 0.02 */

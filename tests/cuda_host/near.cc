@@ -1,6 +1,6 @@
 /*
- * The neighbours of src/cuda/model on the emulated device, under the test of the others: a table
- * with nothing else in it. Static shared memory is that of the host thread, on which a thread
+ * Neighbours and amounts of src/cuda/model on the emulated device, under the test of the others: a
+ * table with nothing else in it. Static shared memory is that of the host thread, on which a thread
  * block's fibers take turns.
  */
 #include <cuda_runtime.h>
@@ -8,6 +8,7 @@
 #undef __shared__
 #define __shared__ static thread_local
 
+#include "cuda/model/amounts.cu"
 #include "cuda/model/near.cu"
 #include "cuda/model/sums.cu"
 
@@ -23,6 +24,8 @@ extern "C" ht_status emulated_open(ht_context *ctx, ht_dtype dtype) {
     if (strncmp(ctx->device, "cuda", 4) != 0 || dtype == HT_F64)
         return hti_fail(ctx, HT_UNSUPPORTED, "not on %s", ctx->device);
     ops.near_forward = hti_cuda_near_forward, ops.near_backward = hti_cuda_near_backward;
+    ops.amounts_forward = hti_cuda_amounts_forward;
+    ops.amounts_backward = hti_cuda_amounts_backward;
     ops.near_keep = hti_cuda_near_keep;
     ctx->guest.ops = &ops, ctx->guest.state = &model, ctx->guest.close = close_model;
     return model.sums ? HT_OK : ctx->ops->alloc(ctx, (void **)&model.sums, HTI_SUMS_BYTES);

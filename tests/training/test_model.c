@@ -273,6 +273,9 @@ static const char *const models[] = {
     "{" PAIRS DROP "\"merge\":3,\"pool\":\"mean\",\"learned\":1,\"recompute\":1}",
     "{" DENOISE DROP "\"merge\":2,\"pool\":\"mean\",\"tied\":1,\"length\":61}",
     "{" DENOISE "\"merge\":4,\"pool\":\"max\",\"learned\":1,\"relative_bias\":1,\"pad\":1}",
+    "{" SMALL "\"format\":\"images\",\"amounts\":1,\"pool\":\"mean\",\"learned\":1}",
+    "{" SMALL DROP "\"format\":\"images\",\"amounts\":1,\"pool\":\"cls\",\"recompute\":1}",
+    "{" DENOISE "\"format\":\"images\",\"amounts\":1,\"pool\":\"max\",\"merge\":2,\"pad\":1}",
     "{" SMALL "\"neighbours\":3,\"pool\":\"cls\"}",
     "{" SMALL DROP "\"neighbours\":4,\"pool\":\"mean\",\"recompute\":1,\"hidden\":3,\"inner\":2}",
     "{" SMALL "\"neighbours\":9,\"merge\":2,\"causal\":1,\"pool\":\"last\",\"query\":\"fine\"}",
@@ -381,6 +384,24 @@ static void neighbours(void **state) {
         if (status == HT_OK) status = ht_config_check(config);
         REFUSED(NULL, status, HT_INVALID, wrong[i].says);
     }
+}
+
+/* Which models have no table of greys. */
+static void amounts_refused(void **state) {
+    static const struct {
+        const char *json, *says;
+    } wrong[] = {{"{\"amounts\":1}",
+                  "amounts needs images and task classify or denoise, got amounts 1, "
+                  "format tsv, task classify"},
+                 {"{\"amounts\":1,\"format\":\"images\",\"task\":\"language\"}", "task language"},
+                 {"{\"amounts\":1,\"format\":\"images\",\"task\":\"denoise\",\"tied\":1}",
+                  "tied and embed_waves must be 0, got amounts 1, tied 1, embed_waves 0"},
+                 {"{\"amounts\":1,\"format\":\"pathfinder\",\"embed_waves\":2}", "embed_waves 2"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        REFUSED(NULL, ht_config_check(training_config(wrong[i].json)), HT_INVALID, wrong[i].says);
+    REFUSED(NULL, ht_config_set_int(training_config("{}"), "amounts", 2), HT_INVALID,
+            "amounts must be 0 to 1, got 2");
 }
 
 /* Their weights are no matrix: neither decay nor Muon is for them. Of 64 neighbours texts of 21
@@ -765,7 +786,7 @@ static void reads_on(void **state) {
 }
 
 int main(void) {
-    enum { MOST = 3 * MODELS + LEAVING_OUT + 14 };
+    enum { MOST = 3 * MODELS + LEAVING_OUT + 15 };
     static char names[MOST][32];
     struct CMUnitTest tests[MOST];
     int n = 0;
@@ -776,6 +797,7 @@ int main(void) {
     tests[n++] = (struct CMUnitTest){"grid", grid, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"neighbours", neighbours, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"neighbours' group", neighbours_group, NULL, NULL, NULL};
+    tests[n++] = (struct CMUnitTest){"amounts refused", amounts_refused, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"opening", opening, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"other openings", other_openings, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"hidden", hidden, NULL, NULL, NULL};

@@ -1,7 +1,8 @@
 /*
  * Neighbours (model_op.h, hti_near_call) on every device: numbers worked out by hand, random ones
  * against sums over pairs of rows in double, the same bits twice, and decoding in pieces against
- * the whole. Built a second time for the kernels of CUDA on the emulated device.
+ * the whole. And tables of amounts (hti_amounts_call). Built a second time for the kernels of CUDA
+ * on the emulated device.
  *
  * Allowed error: a sum of n terms in float is off by at most n eps of the sum of their sizes; what
  * is stored in bf16 by 2^-8 of itself more.
@@ -274,6 +275,36 @@ static void in_pieces(ht_context *ctx, ht_dtype dtype) {
     give_back(&m), drop(&p);
 }
 
+/* Three columns of all greys: black is -1, white 1. Gradients are sums over the greys. */
+static void by_grey(ht_context *ctx, ht_dtype dtype) {
+    enum { GREYS = 256, WIDTH = 3, ALL = GREYS * WIDTH };
+    static const double w[] = {1, 0, -2, 0, 5, 0.5}, before[] = {1, 2, 3, 4, 5, 6};
+    static const double black[] = {-1, 5, 2.5}, white[] = {1, 5, -1.5};
+    ht_dtype wide = dtype == HT_F64 ? HT_F64 : HT_F32;
+    memory m = {.ctx = ctx};
+    double *d = numbers(ALL, 9);
+    hti_amounts_call a = {.dtype = dtype, .vocab = GREYS, .width = WIDTH};
+    a.w = give_reals(&m, w, 2 * WIDTH, dtype), a.table = give_reals(&m, d, ALL, dtype);
+    a.dtable = give_reals(&m, d, ALL, wide), a.dw = give_reals(&m, before, 2 * WIDTH, wide);
+    OK(ctx, hti_models(ctx)->amounts_forward(ctx, &a));
+    OK(ctx, hti_models(ctx)->amounts_backward(ctx, &a));
+    double *table = take_reals(&m, a.table, ALL, dtype), *dw = take_reals(&m, a.dw, 6, wide);
+    for (int c = 0; c < WIDTH; c++) {
+        double slope = before[c], shift = before[WIDTH + c];
+        assert_true(table[c] == black[c] && table[255 * WIDTH + c] == white[c]);
+        for (int t = 0; t < GREYS; t++) {
+            slope += (t - 127.5) / 127.5 * d[t * WIDTH + c], shift += d[t * WIDTH + c];
+            double bar = dtype == HT_BF16 ? 1.0 / 64 : 1e-6;
+            double want = (t - 127.5) / 127.5 * w[c] + w[WIDTH + c];
+            assert_true(fabs(table[t * WIDTH + c] - want) < bar);
+        }
+        double bar = GREYS * GREYS * (dtype == HT_F64 ? DBL_EPSILON : FLT_EPSILON);
+        assert_true(fabs(dw[c] - slope) < bar && fabs(dw[WIDTH + c] - shift) < bar);
+    }
+    free(table), free(dw), free(d);
+    give_back(&m);
+}
+
 static void each(void (*test)(ht_context *, ht_dtype)) {
     static const ht_dtype dtypes[] = {HT_F64, HT_F32, HT_BF16};
     int runs = 0;
@@ -307,8 +338,13 @@ static void pieces(void **state) {
     each(in_pieces);
 }
 
+static void greys(void **state) {
+    (void)state;
+    each(by_grey);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(hand), cmocka_unit_test(pairs),
-                                       cmocka_unit_test(pieces)};
+                                       cmocka_unit_test(pieces), cmocka_unit_test(greys)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

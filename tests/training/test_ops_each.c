@@ -306,6 +306,18 @@ static void run_embed_even(bank *b, int64_t rows, int64_t width) {
     embed_rows(b, (rows + 28) / 29 * 29, width, 29);
 }
 
+/* rows: greys there are */
+static void run_amounts(bank *b, int64_t rows, int64_t width) {
+    hti_amounts_call a = {.dtype = b->dtype, .vocab = rows, .width = width};
+    int64_t n = rows * width;
+    a.w = noise(b, 2 * width, 1, 0), a.table = zeros(b, n, 0);
+    a.dtable = noise(b, n, 2, 1), a.dw = noise(b, 2 * width, 3, 1);
+    OK(b->ctx, hti_models(b->ctx)->amounts_forward(b->ctx, &a));
+    OK(b->ctx, hti_models(b->ctx)->amounts_backward(b->ctx, &a));
+    collect(b, a.table, n, 0);
+    collect(b, a.dw, 2 * width, 1);
+}
+
 static void run_rotary(bank *b, int64_t rows, int64_t width) {
     int64_t d = 16, heads = width / d;
     hti_rotary_call a = {.dtype = b->dtype,
@@ -528,6 +540,7 @@ static const struct op {
            {"optimiser", run_optimiser},
            {"adding", run_adding},
            {"embedding, even", run_embed_even},
+           {"amounts", run_amounts},
            {"neighbours", run_sides},
            {"neighbours before", run_back},
            {"neighbours kept", run_past}};

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/amounts.h"
 #include "core/dropout.h"
 #include "core/near.h"
 #include "cpu/model/ops.h"
@@ -80,6 +81,29 @@ static void FN(embed_backward)(ht_context *ctx, const hti_embed_call *e) {
             real *pos = (real *)e->dlearned + e->positions[r] * w + c0;
             for (int i = 0; i < n; i++) pos[i] += mask[i] * d[i];
         }
+    }
+}
+
+static void FN(amounts_forward)(ht_context *ctx, const hti_amounts_call *a) {
+    int64_t w = a->width;
+    const real *slope = a->w, *shift = slope + w;
+    ROWS(a->vocab * w) for (int64_t t = 0; t < a->vocab; t++) {
+        real *row = (real *)a->table + t * w, x = (real)hti_amount(t);
+        SIMD for (int64_t c = 0; c < w; c++) row[c] = x * slope[c] + shift[c];
+    }
+}
+
+static void FN(amounts_backward)(ht_context *ctx, const hti_amounts_call *a) {
+    int64_t w = a->width;
+    real *slope = a->dw, *shift = slope + w;
+    ROWS(a->vocab * w) for (int64_t c = 0; c < w; c++) {
+        real to_slope = 0, to_shift = 0;
+        for (int64_t t = 0; t < a->vocab; t++) {
+            real d = ((const real *)a->dtable)[t * w + c];
+            to_slope += (real)hti_amount(t) * d;
+            to_shift += d;
+        }
+        slope[c] += to_slope, shift[c] += to_shift;
     }
 }
 
@@ -635,9 +659,16 @@ static void FN(gemm)(ht_context *ctx, const hti_gemm *g) {
 }
 
 const hti_model_kernels MODEL_KERNELS = {
-    FN(embed_forward), FN(embed_backward), FN(norm_forward),  FN(norm_backward), FN(activate),
-    FN(activate_back), FN(column_sums),    FN(rotary),        FN(near_forward),  FN(near_backward),
-    FN(near_keep),     FN(pool_forward),   FN(pool_backward), FN(match_forward), FN(match_backward),
-    FN(loss_rows),     FN(square),         FN(adamw),         FN(muon_begin),    FN(mix),
-    FN(muon_end),      FN(gemm),
+    FN(embed_forward),   FN(embed_backward),
+    FN(amounts_forward), FN(amounts_backward),
+    FN(norm_forward),    FN(norm_backward),
+    FN(activate),        FN(activate_back),
+    FN(column_sums),     FN(rotary),
+    FN(near_forward),    FN(near_backward),
+    FN(near_keep),       FN(pool_forward),
+    FN(pool_backward),   FN(match_forward),
+    FN(match_backward),  FN(loss_rows),
+    FN(square),          FN(adamw),
+    FN(muon_begin),      FN(mix),
+    FN(muon_end),        FN(gemm),
 };

@@ -26,6 +26,8 @@ ht_status hti_cpu_model_check(ht_context *ctx, ht_dtype dtype) {
     }
 ENTRY(embed_forward, embed_call)
 ENTRY(embed_backward, embed_call)
+ENTRY(amounts_forward, amounts_call)
+ENTRY(amounts_backward, amounts_call)
 ENTRY(norm_forward, norm_call)
 ENTRY(norm_backward, norm_call)
 ENTRY(rotary, rotary_call)

@@ -12,6 +12,8 @@
 typedef struct hti_model_kernels {
     void (*embed_forward)(ht_context *, const hti_embed_call *);
     void (*embed_backward)(ht_context *, const hti_embed_call *);
+    void (*amounts_forward)(ht_context *, const hti_amounts_call *);
+    void (*amounts_backward)(ht_context *, const hti_amounts_call *);
     void (*norm_forward)(ht_context *, const hti_norm_call *);
     void (*norm_backward)(ht_context *, const hti_norm_call *);
     void (*activate)(ht_context *, const hti_linear_call *);      /* pre, y from the product in y */
@@ -51,6 +53,8 @@ ht_status hti_cpu_model_check(ht_context *ctx, ht_dtype dtype);
 ht_status hti_cpu_embed_forward(ht_context *ctx, const hti_embed_call *call);
 ht_status hti_cpu_embed_backward(ht_context *ctx, const hti_embed_call *call);
 size_t hti_cpu_embed_scratch(const ht_context *ctx, const hti_embed_call *call);
+ht_status hti_cpu_amounts_forward(ht_context *ctx, const hti_amounts_call *call);
+ht_status hti_cpu_amounts_backward(ht_context *ctx, const hti_amounts_call *call);
 ht_status hti_cpu_norm_forward(ht_context *ctx, const hti_norm_call *call);
 ht_status hti_cpu_norm_backward(ht_context *ctx, const hti_norm_call *call);
 size_t hti_cpu_norm_scratch(const ht_context *ctx, const hti_norm_call *call);
@@ -74,18 +78,19 @@ ht_status hti_cpu_muon(ht_context *ctx, const hti_muon_call *call);
 ht_status hti_cpu_round(ht_context *ctx, ht_dtype dtype, void *w, const void *p, int64_t count);
 
 /* A table's entries: the float copy of the kernels, and the matrix product. */
-#define HTI_CPU_MODEL(copy, product)                                                      \
-    .kernels = &(copy), .gemm = (product), .check = hti_cpu_model_check,                  \
-    .embed_forward = hti_cpu_embed_forward, .embed_backward = hti_cpu_embed_backward,     \
-    .embed_scratch = hti_cpu_embed_scratch, .norm_forward = hti_cpu_norm_forward,         \
-    .norm_backward = hti_cpu_norm_backward, .norm_scratch = hti_cpu_norm_scratch,         \
-    .linear_forward = hti_cpu_linear_forward, .linear_backward = hti_cpu_linear_backward, \
-    .rotary = hti_cpu_rotary, .near_forward = hti_cpu_near_forward,                       \
-    .near_backward = hti_cpu_near_backward, .near_keep = hti_cpu_near_keep,               \
-    .pool_forward = hti_cpu_pool_forward, .match_forward = hti_cpu_match_forward,         \
-    .match_backward = hti_cpu_match_backward, .pool_backward = hti_cpu_pool_backward,     \
-    .loss_scratch = hti_cpu_loss_scratch, .loss = hti_cpu_loss, .square = hti_cpu_square, \
-    .adamw = hti_cpu_adamw, .muon_scratch = hti_cpu_muon_scratch, .muon = hti_cpu_muon,   \
+#define HTI_CPU_MODEL(copy, product)                                                          \
+    .kernels = &(copy), .gemm = (product), .check = hti_cpu_model_check,                      \
+    .embed_forward = hti_cpu_embed_forward, .embed_backward = hti_cpu_embed_backward,         \
+    .amounts_forward = hti_cpu_amounts_forward, .amounts_backward = hti_cpu_amounts_backward, \
+    .embed_scratch = hti_cpu_embed_scratch, .norm_forward = hti_cpu_norm_forward,             \
+    .norm_backward = hti_cpu_norm_backward, .norm_scratch = hti_cpu_norm_scratch,             \
+    .linear_forward = hti_cpu_linear_forward, .linear_backward = hti_cpu_linear_backward,     \
+    .rotary = hti_cpu_rotary, .near_forward = hti_cpu_near_forward,                           \
+    .near_backward = hti_cpu_near_backward, .near_keep = hti_cpu_near_keep,                   \
+    .pool_forward = hti_cpu_pool_forward, .match_forward = hti_cpu_match_forward,             \
+    .match_backward = hti_cpu_match_backward, .pool_backward = hti_cpu_pool_backward,         \
+    .loss_scratch = hti_cpu_loss_scratch, .loss = hti_cpu_loss, .square = hti_cpu_square,     \
+    .adamw = hti_cpu_adamw, .muon_scratch = hti_cpu_muon_scratch, .muon = hti_cpu_muon,       \
     .round = hti_cpu_round
 
 #endif

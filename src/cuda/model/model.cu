@@ -108,6 +108,7 @@ static hti_model_ops make_ops() {
     o.gemm = hti_cuda_gemm;
     o.embed_forward = hti_cuda_embed_forward, o.embed_backward = hti_cuda_embed_backward;
     o.embed_scratch = hti_cuda_embed_scratch;
+    o.amounts_forward = hti_cuda_amounts_forward, o.amounts_backward = hti_cuda_amounts_backward;
     o.norm_forward = hti_cuda_norm_forward, o.norm_backward = hti_cuda_norm_backward;
     o.norm_scratch = hti_cuda_norm_scratch;
     o.linear_adds = 1;

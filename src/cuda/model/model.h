@@ -97,6 +97,8 @@ ht_status hti_cuda_sort(const ht_context *ctx, hti_sorted *out, const int32_t *k
 ht_status hti_cuda_embed_forward(ht_context *ctx, const hti_embed_call *call);
 ht_status hti_cuda_embed_backward(ht_context *ctx, const hti_embed_call *call);
 size_t hti_cuda_embed_scratch(const ht_context *ctx, const hti_embed_call *call);
+ht_status hti_cuda_amounts_forward(ht_context *ctx, const hti_amounts_call *call);
+ht_status hti_cuda_amounts_backward(ht_context *ctx, const hti_amounts_call *call);
 ht_status hti_cuda_norm_forward(ht_context *ctx, const hti_norm_call *call);
 ht_status hti_cuda_norm_backward(ht_context *ctx, const hti_norm_call *call);
 size_t hti_cuda_norm_scratch(const ht_context *ctx, const hti_norm_call *call);
