@@ -8,7 +8,8 @@
 #   SET         tuned: presets lra/, the benchmark's sizes, with the flags that give the table of
 #               docs/lra.md; lra: presets lra/ as published; best: presets best/. tuned and best
 #               compute in bf16 on a GPU
-#   KINDS       attention kinds, "hierarchical local"; also full
+#   KINDS       attention kinds, "hierarchical local"; also full, and opened: hierarchical with fine
+#               queries and OPEN (8) clusters opened
 #   SEED        1
 #   SEEDS       "1 2 3": one run after the other, and at the end mean and standard error
 #   STEPS, BATCH, ARGS   instead of the set's; ARGS are more flags of train: "--block 32"
@@ -165,7 +166,7 @@ tuned() {
     esac
 }
 
-# settings TASK: sets preset, steps, batch, args; what the caller says comes last and counts
+# settings TASK KIND: sets preset, steps, batch, args; what the caller says comes last and counts
 settings() {
     preset=$SET/$1 steps='' batch='' args=''
     if [ "$SET" = tuned ]; then
@@ -173,6 +174,7 @@ settings() {
         tuned "$1"
     fi
     case $SET$HT_DEVICE in tunedcuda* | bestcuda*) args="--dtype bf16${args:+ $args}" ;; esac
+    if [ "$2" = opened ]; then args="${args:+$args }--query fine --open ${OPEN:-8}"; fi
     steps=${STEPS:-$steps} batch=${BATCH:-$batch} args="$args${ARGS:+${args:+ }$ARGS}"
 }
 
@@ -218,8 +220,10 @@ pretrain() {
 
 # one TASK KIND: trains, evaluates, writes the line
 one() {
-    name=$SET-$1-$2-$SEED${STEPS:+-$STEPS}$(printf %s "${ARGS:-}" | tr -cs '[:alnum:].' _)
-    settings "$1"
+    attention=$2 name=$SET-$1-$2
+    if [ "$2" = opened ]; then attention=hierarchical name=$name${OPEN:-}; fi
+    name=$name-$SEED${STEPS:+-$STEPS}$(printf %s "${ARGS:-}" | tr -cs '[:alnum:].' _)
+    settings "$1" "$2"
     recipe "$1"
     if [ "$guess" -gt 0 ]; then name=$name-guess$guess; fi
     if [ -n "${GUESS:-}" ]; then name=$name-$(echo "$GUESS" | cksum | cut -d ' ' -f 1); fi
@@ -233,15 +237,15 @@ one() {
     fi
     mkdir -p "$RUNS" "$(dirname "$RESULTS")/logs"
     begin=$(date +%s)
-    if [ "$guess" -gt 0 ] && [ -z "${GUESS:-}" ]; then pretrain "$run" "$1" "$2"; fi
+    if [ "$guess" -gt 0 ] && [ -z "${GUESS:-}" ]; then pretrain "$run" "$1" "$attention"; fi
     weights=${GUESS:-$run/guess}
     set -- "$1" "$2" --run "$run" --device "$HT_DEVICE"
-    task=$1 kind=$2
+    task=$1
     shift 2
     # a run that was stopped goes on
     if [ -f "$run/config.json" ]; then set -- "$@" --resume
     else
-        set -- "$@" --preset "$preset" --attention "$kind" --seed "$SEED" --data "$train" \
+        set -- "$@" --preset "$preset" --attention "$attention" --seed "$SEED" --data "$train" \
             ${valid:+--valid "$valid"} ${papers:+--papers "$papers"}
         if [ -n "$steps" ]; then set -- "$@" --steps "$steps"; fi
         if [ -n "$batch" ]; then set -- "$@" --batch "$batch"; fi
@@ -286,7 +290,7 @@ one() {
         scripts/thin_log.sh "$weights/log.jsonl" >"${log%.jsonl.gz}-guess.jsonl.gz"
     fi
     {
-        printf '{"task": "%s", "preset": "%s", "attention": "%s", ' "$task" "$preset" "$kind"
+        printf '{"task": "%s", "preset": "%s", "attention": "%s", ' "$task" "$preset" "$attention"
         printf '"block": %s, "query": "%s", ' "$(number block <"$run/config.json")" \
             "$(word query <"$run/config.json")"
         printf '"seed": %s, "steps": %s, "batch": %s, "args": "%s", ' "$SEED" \

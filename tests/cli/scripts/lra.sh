@@ -89,6 +89,14 @@ tail -n 1 "$RESULTS" | grep -q "\"args\": \"$ARGS\"" || fail "SET=lra has flags 
 tuned='"args": "--attention_dropout 0 .*--pool max .*--head_hidden 8 '
 [ "$(grep -c -- "$tuned" "$RESULTS")" -eq 8 ] ||
     fail "text and pathfinder should have flags of their own, then the caller's"
+# clusters opened, in every seed
+SEEDS="1 2" KINDS=opened OPEN=2 "$2/scripts/lra.sh" text >"$folder/out" 2>&1 || {
+    cat "$folder/out"
+    fail "the call with KINDS=opened failed"
+}
+opened='"attention": "hierarchical", .* "query": "fine", .*--query fine --open 2 '
+[ "$(tail -n 2 "$RESULTS" | grep -c -- "$opened")" -eq 2 ] || fail "$(tail -n 2 "$RESULTS")"
+grep -q '"open": *2' "$RUNS"/tuned-text-opened2-2-2*/config.json || fail "nothing was opened"
 if SET=worst "$2/scripts/lra.sh" text >"$folder/out" 2>&1; then fail "there is no set worst"; fi
 grep -q "SET is tuned, lra or best, got 'worst'" "$folder/out" || fail "it does not name the set"
 if "$2/scripts/lra.sh" chess >"$folder/out" 2>&1; then fail "chess is no task"; fi
