@@ -33,6 +33,8 @@ static const char *const kinds[] = {
     "{" COMMON ",\"attention_dropout\":0.1,\"dropout_after\":5}",
     "{" COMMON ",\"mask_zero\":2,\"pad\":0,\"pool\":\"max\",\"sinusoidal_theta\":50}",
     "{" COMMON ",\"mask_zero\":2,\"pad\":0,\"merge\":2,\"pool\":\"mean\",\"learned\":1}",
+    "{" COMMON ",\"neighbours\":5,\"format\":\"images\",\"amounts\":1,\"recompute\":1}",
+    "{" COMMON ",\"neighbours\":4,\"task\":\"language\",\"query\":\"fine\",\"rotary\":\"all\"}",
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
