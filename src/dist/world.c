@@ -149,11 +149,12 @@ ht_status hti_world_add(ht_world *w, double *x, int count) {
     return HT_OK;
 }
 
-/* With the patience for what one rank does alone. */
+void hti_world_be_patient(ht_world *w, int late) { w->waits = w->patience * (late ? LATE : 1); }
+
 static ht_status gather_late(ht_world *w, const word *own) {
-    w->waits = LATE * w->patience;
+    hti_world_be_patient(w, 1);
     ht_status status = gather_words(w, own, sizeof *own);
-    w->waits = w->patience;
+    hti_world_be_patient(w, 0);
     return status;
 }
 

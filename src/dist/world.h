@@ -46,6 +46,8 @@ ht_status hti_world_gather(ht_world *w, const void *mine, void *all, size_t byte
 ht_status hti_world_barrier(ht_world *w);
 /* Rank 0's at every rank; at most HTI_WORD_BYTES. */
 ht_status hti_world_from_first(ht_world *w, void *x, size_t bytes);
+/* 1: from here on others may take long, one of them works alone; 0: no more. */
+void hti_world_be_patient(ht_world *w, int late);
 /* x[i] = the sum of all ranks' x[i], in the order of ranks; at most HTI_WORD_BYTES. */
 ht_status hti_world_add(ht_world *w, double *x, int count);
 /* Every rank's status: if any failed, all fail with its sentence. For what all must have done

@@ -110,10 +110,18 @@ ht_status hti_moments_open(hti_moments *x, const ht_trainer *t) {
     return status;
 }
 
-/* Rank 0 may be busy with its disk between two requests. */
+/* Rank 0 is busy with its disk between two requests, and writes all weights before the first. */
+static ht_status next_request(const hti_moments *x, request *r) {
+    ht_world *w = x->t->share.world;
+    hti_world_be_patient(w, 1);
+    ht_status status = hti_world_from_first(w, r, sizeof *r);
+    hti_world_be_patient(w, 0);
+    return status;
+}
+
 ht_status hti_moments_serve(hti_moments *x) {
     for (request r = {0};;) {
-        TRY(hti_world_from_first(x->t->share.world, &r, sizeof r));
+        TRY(next_request(x, &r));
         if (r.which == END) return HT_OK;
         TRY(answer(x, &r));
     }

@@ -151,6 +151,11 @@ def words(room):
                            env=dict(ENVIRONMENT, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0"))
     check(alone.returncode == 1, alone)
     says(alone.stderr, "torchrun started 2 processes, and on the CPU they need MPI")
+    alone = subprocess.run(train(room / "none", "--device", "cpu"), text=True, capture_output=True,
+                           env=dict(ENVIRONMENT, SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="0",
+                                    HTRANSFORMER_MPI="/nowhere.so"))
+    check(alone.returncode == 1, alone)
+    says(alone.stderr, "srun started 2 processes, and on the CPU they need MPI", "was not found")
     says(run(train(room / "few", "--batch", "2"), good=False),
          "batch 2 cannot be shared by 3 ranks")
     says(run(train(room / "flag", "--steps", "x"), good=False), "--steps")
