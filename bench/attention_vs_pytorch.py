@@ -48,7 +48,7 @@ import oracle_torch
 
 MILLION = 1 << 20
 CASES = ["forward", "causal", "fine", "open", "full", "train", "blocks", "decode", "breakeven",
-         "layer"]
+         "layer", "types"]
 
 
 def note(text):
@@ -605,6 +605,61 @@ class Bench:
         cells = [Table.number(times["ours"]), Table.number(times[first]), Table.number(ratio, 3)]
         print("    %-22s %9d %10s %10s %10s" % (name, length, *cells), flush=True)
 
+    # ---- types and sizes ----
+
+    def types(self):
+        """Ours alone: 16 bits and 32, head sizes between powers of two; times over the first of
+        their group."""
+        machine, dim = self.machine, self.dim
+        length = self.train_lengths[min(1, len(self.train_lengths) - 1)]
+        dtypes = [machine.dtype] + [x for x in (torch.bfloat16, torch.float16, torch.float32)
+                                    if x != machine.dtype]
+        print("\ntypes and sizes, L %d, %d tokens in all" % (length, self.tokens))
+        print("    %-20s %9s %5s %9s %6s %9s %9s %4s" % ("case", "dtype", "dim", "ms", "over",
+                                                       "error", "bar", "met"))
+        self.table.results["types"] = []
+        cases = [("forward mean", False, "mean", False),
+                 ("forward fine causal", True, "fine", False),
+                 ("fwd+bwd mean", False, "mean", True),
+                 ("fwd+bwd first causal", True, "first", True),
+                 ("fwd+bwd fine causal", True, "fine", True)]
+        groups = [(case, [(dtype, dim) for dtype in dtypes]) for case in cases]
+        sizes = [(64, 48), (128, 80, 96, 112)] if machine.cuda else [(dim, dim - dim // 4)]
+        groups += [(cases[0], [(machine.dtype, size) for size in group]) for group in sizes]
+        for case, kinds in groups:
+            self.base = None
+            for dtype, size in kinds:
+                self.table.guard("%s %s %d" % (case[0], dtype, size), self.types_row, length,
+                                 dtype, size, *case)
+
+    def types_row(self, length, dtype, size, case, causal, query, train):
+        machine, usual = self.machine, self.machine.dtype
+        machine.dtype = dtype
+        try:
+            batch = max(1, self.tokens // length)
+            sets = make_sets(machine, batch, length, self.heads, size, train)
+            options = {"block": self.block, "causal": causal, "mode": query}
+            ours = self.attend(**options)
+            work = {"ours": self.contenders(ours, length, causal, train, [])["ours"]}
+            spent = measure(machine, work, sets)[0]["ours"]
+            if train:
+                error, bar = check_train(machine, sets[0], ours, options)
+            else:
+                with torch.no_grad():
+                    error, bar = check_forward(machine, sets[0], ours(*sets[0][:3]), options)
+        finally:
+            machine.dtype = usual
+            machine.free()
+        self.base = self.base or spent
+        self.table.failed += not error <= bar
+        self.table.results["types"].append({"case": case, "dtype": str(dtype), "dim": size,
+                                            "ms": spent, "error": error, "bar": bar})
+        number = Table.number
+        print("    %-20s %9s %5d %9s %6.2f %9s %9s %4s" % (
+            case, str(dtype).replace("torch.", "").replace("float", "f"), size, number(spent),
+            spent / self.base, number(error, 2), number(bar, 2), "yes" if error <= bar else "NO"),
+            flush=True)
+
     # ---- all of it ----
 
     def run(self):
@@ -639,6 +694,8 @@ class Bench:
             self.breakeven()
         if "layer" in wanted:
             self.layer()
+        if "types" in wanted:
+            self.types()
         hosts = [row["host_ms"] for row in self.table.results["rows"]
                  if row["case"].startswith("forward") and row["host_ms"]]
         if self.machine.cuda and not self.machine.graph and hosts:
