@@ -42,8 +42,8 @@ def resume(folder):
     return [PROGRAM, "train", "--run", str(folder), "--resume", "--threads", "1"]
 
 
-def together(command, ranks=RANKS, **more):
-    return subprocess.Popen([MPIEXEC, "-n", str(ranks), *command], text=True,
+def together(command, ranks=RANKS, stdin=None, **more):
+    return subprocess.Popen([MPIEXEC, "-n", str(ranks), *command], text=True, stdin=stdin,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                             env=dict(ENVIRONMENT, **more))
 
@@ -59,8 +59,8 @@ def finish(process, limit=LIMIT):
     return words, time.monotonic() - begin
 
 
-def run(command, ranks=RANKS, good=True, **more):
-    process = together(command, ranks, **more)
+def run(command, ranks=RANKS, good=True, stdin=None, **more):
+    process = together(command, ranks, stdin, **more)
     words, _ = finish(process)
     check((process.returncode == 0) == good, "exit code", process.returncode, words)
     return words
@@ -160,8 +160,26 @@ def words(room):
          "batch 2 cannot be shared by 3 ranks")
     says(run(train(room / "flag", "--steps", "x"), good=False), "--steps")
     says(run(train(room / "quiet"), good=False), "already holds a run")
+    labelled_texts(room)
     one_fails(room)
     one_hangs(room)
+
+
+def labelled_texts(room):
+    """From stdin, which rank 0 alone has; the linear model beside it is rank 0's, too."""
+    (room / "texts").write_text("".join(f"{i % 2}\t{'good' if i % 2 else 'bad'} text {i % 7}\n"
+                                        for i in range(60)))
+    folder = room / "texts-run"
+    sizes = ("--preset small --data - --layers 1 --width 16 --heads 2 --hidden 16 --threads 1 "
+             "--batch 7 --steps 6 --eval_every 3").split()
+    with open(room / "texts") as stdin:
+        said = run([PROGRAM, "train", "--run", str(folder), *sizes], stdin=stdin)
+    says(said, "the baseline", "valid: linear model loss", "chosen: ")
+    check(said.count("chosen: ") == 1, said)
+    says(run(resume(folder) + ["--steps", "9"]), "chosen: ")
+    one = subprocess.run([PROGRAM, "eval", str(folder), "--data", str(room / "texts")], text=True,
+                         capture_output=True, env=ENVIRONMENT)
+    check(one.returncode == 0, one)
 
 
 def one_fails(room):
