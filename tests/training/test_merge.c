@@ -357,6 +357,27 @@ static void starts_from(void **state) {
     drop(&from), drop(&to), drop(&other), drop(&none);
 }
 
+/* The same where there is no table but amounts. */
+static void starts_from_amounts(void **state) {
+    (void)state;
+    const char *path = training_path("amounts.safetensors");
+    setup from = make(MERGED "4,\"format\":\"images\",\"amounts\":1,\"task\":\"denoise\"}");
+    setup to = make(MERGED "4,\"format\":\"images\",\"amounts\":1}");
+    setup other = make(MERGED "2,\"format\":\"images\",\"amounts\":1}");
+    int64_t taken = 0;
+    shake(from.model);
+    OK(ctx, ht_model_save(from.model, path));
+    OK(ctx, ht_model_take(to.model, path, &taken));
+    assert_int_equal(taken, ht_model_tensors(to.model) - 4);
+    double *x = tensor(&from, "embed.amounts.weight", 0),
+           *y = tensor(&to, "embed.amounts.weight", 0);
+    assert_memory_equal(x, y, sizeof *x * 2 * WIDTH / 4);
+    free(x), free(y);
+    REFUSED(ctx, ht_model_take(other.model, path, &taken), HT_FORMAT,
+            "the model in it has merge 4, not 2: its 'embed.amounts.weight' has 3 columns, not 6");
+    drop(&from), drop(&to), drop(&other);
+}
+
 /* ---- what is refused ---- */
 
 static void refuse(const char *json, const char *words) {
@@ -388,9 +409,8 @@ static void refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(groups),
-        cmocka_unit_test(denoise),
-        cmocka_unit_test(starts_from),
+        cmocka_unit_test(groups),      cmocka_unit_test(denoise),
+        cmocka_unit_test(starts_from), cmocka_unit_test(starts_from_amounts),
         cmocka_unit_test(refusals),
     };
     int failed = 0;
