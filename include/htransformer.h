@@ -203,8 +203,9 @@ HT_API ht_status ht_attention_get_need(const ht_attention *plan, ht_attention_ne
 HT_API ht_status ht_attention_get_desc(const ht_attention *plan, ht_attention_desc *out);
 HT_API int ht_attention_levels(const ht_attention *plan, int64_t length); /* M of the hierarchy */
 /* Which kernels run forward or backward of calls whose tensors lie in steps of 16 bytes. On CUDA
- * "tuned", "tiles", "narrow", "full" or "generic", which takes everything and is many times slower
- * (docs/cuda.md has the table); elsewhere the name of the device. */
+ * "tuned", "tiles", "narrow", "full", "padded" (one of these on copies) or "generic", which takes
+ * everything and is many times slower (docs/cuda.md has the table); elsewhere the name of the
+ * device. */
 HT_API const char *ht_attention_kernels(const ht_attention *plan, int backward);
 
 typedef struct ht_kernels_info {

@@ -228,10 +228,9 @@ static void need_opened(const ht_attention_desc *desc, ht_attention_need *need) 
     at_least(&need->saved, hti_open_tiles_saved(desc));
 }
 
-void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *desc,
-                             ht_attention_need *need) {
+/* Of calls as they lie. */
+static void need_direct(const ht_attention_desc *desc, ht_attention_need *need) {
     hti_cuda_args a;
-    (void)ctx;
     need->saved = sizeof(float) * (size_t)(desc->q_heads * desc->max_rows);
     if (desc->open > 0) {
         need->scratch_forward = need->scratch_backward = 0;
@@ -243,6 +242,21 @@ void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *des
     set_shape(&a, desc, desc->max_sequences, desc->max_length, desc->max_rows);
     need->scratch_backward = layout_backward(&a, NULL, desc->has_bias);
     need_tensor_cores(desc, need); /* a call may still go to the generic ones */
+}
+
+void hti_cuda_attention_need(const ht_context *ctx, const ht_attention_desc *desc,
+                             ht_attention_need *need) {
+    ht_attention_desc padded;
+    ht_attention_need inner;
+    (void)ctx;
+    need_direct(desc, need);
+    if (!hti_family_plans(HTI_PADDED, desc) || !hti_pad_desc(&padded, desc)) return;
+    need_direct(&padded, &inner);
+    at_least(&need->saved, inner.saved);
+    at_least(&need->scratch_forward,
+             inner.scratch_forward + hti_pad_bytes(&padded, desc->max_rows, 0) + 256);
+    at_least(&need->scratch_backward,
+             inner.scratch_backward + hti_pad_bytes(&padded, desc->max_rows, 1) + 256);
 }
 
 /* Whether the largest call of a plan keeps to the kernels' limits, q, k and v side by side. */
@@ -378,6 +392,7 @@ ht_status hti_cuda_attention_forward(ht_context *ctx, const hti_attention_call *
         return by == HTI_NARROW ? kernels.narrow_forward(ctx, a)
                                 : hti_first_forward(ctx, call, a.cu);
     }
+    if (by == HTI_PADDED) return hti_padded_forward(ctx, call);
     if (by == HTI_TUNED) return kernels.hier_forward(ctx, call);
     if (by == HTI_FINE) return kernels.fine_forward(ctx, call);
     if (by == HTI_OPEN_TILES) return open_tiles_forward(ctx, call);
@@ -405,6 +420,7 @@ ht_status hti_cuda_attention_backward(ht_context *ctx, const hti_attention_call 
         return by == HTI_NARROW ? kernels.narrow_backward(ctx, a)
                                 : hti_first_backward(ctx, call, a.cu);
     }
+    if (by == HTI_PADDED) return hti_padded_backward(ctx, call);
     if (by == HTI_TUNED) return kernels.hier_backward(ctx, call);
     if (by == HTI_OPEN_TILES) return open_tiles_backward(ctx, call);
     if (by == HTI_OPENED) return opened_backward(ctx, call);

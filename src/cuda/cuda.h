@@ -194,6 +194,14 @@ ht_status hti_bias_sums_add(const ht_context *ctx, const hti_cuda_args &args);
 /* Rows of a piece and rows of the partial sums that backward needs in query fine. */
 int64_t hti_generic_pieces(hti_cuda_args *args);
 
+/* ---- calls on copies with more columns, aligned (pad.cu): HTI_PADDED --------------------------
+ */
+
+/* What the copies take, rounding up of the address aside; padded: by hti_pad_desc. */
+size_t hti_pad_bytes(const ht_attention_desc *padded, int64_t rows, int backward);
+ht_status hti_padded_forward(ht_context *ctx, const hti_attention_call *call);
+ht_status hti_padded_backward(ht_context *ctx, const hti_attention_call *call);
+
 /* ---- only first rows are wanted (tower/first.cu): calls with `first` set
  * ----------------------------
  */

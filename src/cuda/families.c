@@ -4,6 +4,7 @@
  */
 #include "cuda/families.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -48,7 +49,8 @@ enum {
     NARROW_FITS = 8,
     TILES_FIT = 16,
     HEADS_FIT = 32,
-    SLOTS_FIT = 64
+    SLOTS_FIT = 64,
+    PADDED_FITS = 128 /* one of the rows before takes a copy */
 };
 enum { TOWER_BYTES = 220 * 1024 };
 
@@ -162,6 +164,15 @@ static const row rows[] = {
      .required = OPEN,
      .backward = 1,
      .back_options = ALL},
+    {.name = "padded",
+     .family = HTI_PADDED,
+     .kinds = LEVELS | BIT(HT_FULL),
+     .queries = QUERIES,
+     .dtypes = HALVES,
+     .options = ALL & ~OPEN,
+     .fits = PADDED_FITS,
+     .backward = 1,
+     .back_options = ALL & ~OPEN},
     {.name = "generic",
      .family = HTI_GENERIC,
      .kinds = LEVELS | BIT(HT_FULL),
@@ -361,9 +372,54 @@ static int memory(const row *r, const subject *s) {
     return 1;
 }
 
+/* ---- copies ---- */
+
+int hti_pad_desc(ht_attention_desc *padded, const ht_attention_desc *d) {
+    int64_t least = d->head_dim > d->value_dim ? d->head_dim : d->value_dim, width = 16;
+    while (width < least) width *= 2;
+    if (width > 128 || (d->rotary_theta > 0 && d->head_dim % 2 != 0)) return 0;
+    *padded = *d;
+    padded->head_dim = padded->value_dim = width;
+    /* pair i of so many turns by theta^(-2i / dim) */
+    if (d->rotary_theta > 0)
+        padded->rotary_theta = pow(d->rotary_theta, (double)width / (double)d->head_dim);
+    return 1;
+}
+
+void hti_pad_call(hti_attention_call *out, const ht_attention_desc *padded,
+                  const hti_attention_call *c) {
+    *out = *c, out->desc = padded;
+    int64_t q = padded->q_heads * padded->head_dim, kv = padded->kv_heads * padded->head_dim;
+    int64_t length = c->cu_seqlens ? 0 : c->length;
+    out->q = out->out = out->dout = out->dq = (ht_tensor){NULL, length * q, q, padded->head_dim};
+    out->k = out->v = out->dk = out->dv = (ht_tensor){NULL, length * kv, kv, padded->head_dim};
+}
+
+static int holds(const row *r, const subject *s);
+
+/* Does some family before take the padded plan or call? The tuned backward reads what the tuned
+ * forward has left, of the rows or of copies. */
+static int padding(const row *r, const subject *s) {
+    ht_attention_desc d;
+    hti_attention_call c;
+    if (!(r->fits & PADDED_FITS)) return 1;
+    NEEDS(hti_pad_desc(&d, s->d), "rows of %lld and %lld columns have no copies",
+          (long long)s->d->head_dim, (long long)s->d->value_dim);
+    subject inner = *s;
+    inner.d = &d, inner.why = NULL;
+    if (s->call) hti_pad_call(&c, &d, s->call), inner.call = &c;
+    const row *found = rows;
+    while (found < r && !holds(found, &inner)) found++;
+    NEEDS(found < r, "nor would other kernels take a copy");
+    if (!s->backward || !s->call || found->family != HTI_TUNED) return 1;
+    hti_family forward = hti_family_of(s->limits, s->call, 0);
+    NEEDS(forward == HTI_PADDED || forward == HTI_TUNED, "forward was not tuned");
+    return 1;
+}
+
 typedef int condition(const row *r, const subject *s);
-static condition *const of_plan[] = {kind,  query,   direction, dtype,  dims,
-                                     block, options, scale,     opening};
+static condition *const of_plan[] = {kind,  query,   direction, dtype,   dims,
+                                     block, options, scale,     opening, padding};
 static condition *const of_call[] = {length, aligned, grids, memory};
 enum { PLAN = sizeof of_plan / sizeof *of_plan, CALL = sizeof of_call / sizeof *of_call };
 

@@ -17,6 +17,7 @@ typedef enum hti_family {
     HTI_FULL,       /* full/ */
     HTI_OPEN_TILES, /* open/tiles*.cu */
     HTI_OPENED,     /* open/: all that opens clusters */
+    HTI_PADDED,     /* pad.cu: on copies, with the families above */
     HTI_GENERIC     /* generic/: everything */
 } hti_family;
 
@@ -40,6 +41,12 @@ int hti_family_plans(hti_family family, const ht_attention_desc *desc);
 /* Would this family take the call, whatever comes before it in the list? */
 int hti_family_takes(hti_family family, const hti_limits *limits, const hti_attention_call *call,
                      int backward);
+
+/* A plan with more columns, 16, 32, 64 or 128, that does the same on rows filled up with zeros; 0:
+ * there is none. And a call of it: tensors at address 0, side by side. */
+int hti_pad_desc(ht_attention_desc *padded, const ht_attention_desc *desc);
+void hti_pad_call(hti_attention_call *out, const ht_attention_desc *padded,
+                  const hti_attention_call *call);
 
 /* Chunks of 128 rows in the grid's second dimension; a packed batch leaves room between its
  * sequences. */

@@ -77,9 +77,23 @@ static const struct {
      "block is 24, no multiple of 16", "tuned", "block is 24, no multiple of 16"},
     {D(HIER(FINE), .block = 256, .head_dim = 64), 0, 0, HTI_GENERIC, HTI_GENERIC, "tuned",
      "block is 256, more than 16", "tiles", "block is 256, more than 128"},
-    {D(HIER(MEAN), .block = 16, .head_dim = 48), 0, 0, HTI_GENERIC, HTI_GENERIC, "tuned",
+    {D(HIER(MEAN), .block = 16, .head_dim = 48), 0, 0, HTI_PADDED, HTI_PADDED, "tuned",
      "head_dim is 48, none of 4, 8, 16, 32, 64, 128", "tuned",
      "head_dim is 48, none of 4, 8, 16, 32, 64, 128"},
+    {D(HIER(FINE), .block = 64, .head_dim = 80, .rotary_theta = 10000, .causal = 1), 0, 0,
+     HTI_PADDED, HTI_PADDED, "tuned", "head_dim is 80, none of 16, 32, 64, 128", "tiles",
+     "head_dim is 80, none of 16, 32, 64, 128"},
+    {D(HIER(FINE), .block = 32, .head_dim = 64, .value_dim = 96), 0, 0, HTI_PADDED, HTI_PADDED,
+     "tuned", "block is 32, more than 16", "tiles", "it has value_dim other than head_dim"},
+    {D(.kind = HT_FULL, .head_dim = 112, .block = 16), 0, 0, HTI_PADDED, HTI_PADDED, "full",
+     "head_dim is 112, none of 16, 32, 64, 128", "full",
+     "head_dim is 112, none of 16, 32, 64, 128"},
+    {D(HIER(MEAN), .block = 16, .head_dim = 160), 0, 0, HTI_GENERIC, HTI_GENERIC, "tuned",
+     "head_dim is 160, none of 4, 8, 16, 32, 64, 128", "tuned",
+     "head_dim is 160, none of 4, 8, 16, 32, 64, 128"},
+    {D(HIER(MEAN), .block = 16, .head_dim = 33, .rotary_theta = 10000), 0, 0, HTI_GENERIC,
+     HTI_GENERIC, "tuned", "head_dim is 33, none of 4, 8, 16, 32, 64, 128", "tuned",
+     "head_dim is 33, none of 4, 8, 16, 32, 64, 128"},
     {{.dtype = HT_F32, HIER(MEAN), .block = 16, .head_dim = 64},
      0,
      0,
@@ -93,7 +107,7 @@ static const struct {
      NULL},
     {D(HIER(FIRST), .block = 64, .head_dim = 4, .dropout = 0.1), 2048, 0, HTI_NARROW, HTI_NARROW,
      NULL, NULL, NULL, NULL},
-    {D(HIER(MEAN), .block = 16, .head_dim = 8, .has_bias = 1), 0, 0, HTI_GENERIC, HTI_GENERIC,
+    {D(HIER(MEAN), .block = 16, .head_dim = 8, .has_bias = 1), 0, 0, HTI_PADDED, HTI_PADDED,
      "narrow", "it has a bias", "narrow", "it has a bias"},
     {D(HIER(MEAN), .block = 16, .head_dim = 8), 8192, 0, HTI_TUNED, HTI_TUNED, "narrow",
      "a sequence of 8192 rows does not fit into shared memory", "narrow",
@@ -165,25 +179,29 @@ static void of_the_call(void **state) {
     subject s = {.d = D(HIER(MEAN), .block = 16, .head_dim = 64)};
     complete(&s);
     s.c.v.data = (void *)4098;
-    expect(&whole, &s.c, 0, HTI_GENERIC, "tuned", "rows of v do not lie in steps of 16 bytes");
+    expect(&whole, &s.c, 0, HTI_PADDED, "tuned", "rows of v do not lie in steps of 16 bytes");
     complete(&s);
     s.c.k.row_stride += 4;
-    expect(&whole, &s.c, 0, HTI_GENERIC, "tuned", "rows of k do not lie in steps of 16 bytes");
+    expect(&whole, &s.c, 0, HTI_PADDED, "tuned", "rows of k do not lie in steps of 16 bytes");
     complete(&s);
     s.c.dq.head_stride += 1;
     expect(&whole, &s.c, 0, HTI_TUNED, NULL, NULL);
-    expect(&whole, &s.c, 1, HTI_GENERIC, "tuned", "rows of dq do not lie in steps of 16 bytes");
+    expect(&whole, &s.c, 1, HTI_PADDED, "tuned", "rows of dq do not lie in steps of 16 bytes");
     complete(&s);
     expect(&small, &s.c, 0, HTI_TILES, "tuned",
            "the device lends 101376 bytes of shared memory, not 225280");
     s.c.q.batch_stride = (int64_t)1 << 31, s.c.sequences = 12; /* one after the other */
     expect(&whole, &s.c, 0, HTI_TILES, "tuned", "a tensor reaches over 17179869184 elements");
+    complete(&s);
+    s.c.q.batch_stride = (int64_t)1 << 31, s.c.sequences = 12, s.c.dq.head_stride += 1;
+    expect(&whole, &s.c, 0, HTI_TILES, "tuned", "a tensor reaches over 17179869184 elements");
+    expect(&whole, &s.c, 1, HTI_GENERIC, "tuned", "rows of dq do not lie in steps of 16 bytes");
     subject n = {.d = D(HIER(MEAN), .block = 16, .head_dim = 4)};
     complete(&n);
     n.c.q.data = (void *)4104; /* 4 columns: steps of 8 bytes */
     expect(&whole, &n.c, 0, HTI_NARROW, NULL, NULL);
     n.c.q.data = (void *)4100;
-    expect(&whole, &n.c, 0, HTI_GENERIC, "narrow", "rows of q do not lie in steps of 8 bytes");
+    expect(&whole, &n.c, 0, HTI_PADDED, "narrow", "rows of q do not lie in steps of 8 bytes");
 }
 
 /* ---- from outside ---- */
