@@ -141,11 +141,17 @@ static bool check_shapes(job *j) {
     return true;
 }
 
+/* Of bias and lse. */
+static npy_type wide_type(const job *j) {
+    npy_type real = j->in[IN_Q].header.type;
+    return real == NPY_F16 ? NPY_F32 : real;
+}
+
 static bool check_types(job *j) {
     npy_type real = j->in[IN_Q].header.type;
-    if (real != NPY_F32 && real != NPY_F64)
-        return cli_fail(&j->error, "%s holds %s; --q must be float32 or float64", j->in[IN_Q].name,
-                        npy_type_name(real));
+    if (real != NPY_F32 && real != NPY_F64 && real != NPY_F16)
+        return cli_fail(&j->error, "%s holds %s; --q must be float32, float64 or float16",
+                        j->in[IN_Q].name, npy_type_name(real));
     for (input_name i = IN_K; i < INPUTS; i++) {
         npy_type type = j->in[i].header.type;
         bool mask = i == IN_KEY_MASK || i == IN_QUERY_MASK;
@@ -153,6 +159,11 @@ static bool check_types(job *j) {
         if (mask && type != NPY_U8 && type != NPY_BOOL)
             return cli_fail(&j->error, "%s holds %s; a mask must be uint8 or bool", j->in[i].name,
                             npy_type_name(type));
+        if (i == IN_BIAS && real == NPY_F16) {
+            if (type == NPY_F32) continue;
+            return cli_fail(&j->error, "%s holds %s; beside float16 a bias is float32",
+                            j->in[i].name, npy_type_name(type));
+        }
         if (!mask && type != real)
             return cli_fail(&j->error, "%s holds %s, but %s %s; they must agree", j->in[i].name,
                             npy_type_name(type), j->in[IN_Q].name, npy_type_name(real));
@@ -168,7 +179,8 @@ static bool make_plan(job *j) {
     ht_attention_desc desc = HT_ATTENTION_DESC_INIT;
     desc.kind = (ht_kind)v->kind;
     desc.query = cli_query(v->query, v->causal, v->opening.open);
-    desc.dtype = j->in[IN_Q].header.type == NPY_F64 ? HT_F64 : HT_F32;
+    npy_type real = j->in[IN_Q].header.type;
+    desc.dtype = real == NPY_F64 ? HT_F64 : real == NPY_F16 ? HT_F16 : HT_F32;
     desc.causal = v->causal;
     desc.has_bias = j->in[IN_BIAS].file != NULL;
     desc.q_heads = j->heads;
@@ -203,9 +215,9 @@ static bool load(job *j, input_name i) {
 }
 
 /* Device memory to a finished file, not yet under its final name. */
-static bool store(job *j, save_file *save, const void *device, int dims, const int64_t *shape) {
+static bool store(job *j, save_file *save, npy_type type, const void *device, int dims,
+                  const int64_t *shape) {
     char header[NPY_HEADER_MOST];
-    npy_type type = j->in[IN_Q].header.type;
     size_t bytes = npy_type_bytes(type);
     for (int d = 0; d < dims; d++) bytes *= (size_t)shape[d];
     if (!save_write(save, header, npy_make_header(header, type, dims, shape), &j->error))
@@ -226,8 +238,8 @@ static bool compute(job *j) {
     if (__builtin_mul_overflow(cells, (size_t)j->value_dim * real, &out))
         return cli_fail(&j->error, "the result would not fit into memory");
     if (!lib(j, ht_memory_alloc(j->ctx, &j->device_out, out))) return false;
-    if (j->values->lse && !lib(j, ht_memory_alloc(j->ctx, &j->device_lse, cells * real)))
-        return false;
+    size_t lse = cells * npy_type_bytes(wide_type(j));
+    if (j->values->lse && !lib(j, ht_memory_alloc(j->ctx, &j->device_lse, lse))) return false;
     ht_attention_args args = HT_ATTENTION_ARGS_INIT;
     args.batch = j->batch;
     args.length = j->length;
@@ -252,8 +264,8 @@ static bool open_outputs(job *j) {
 /* Both files are complete before either gets its name. */
 static bool store_all(job *j) {
     const int64_t shape[4] = {j->batch, j->length, j->heads, j->value_dim};
-    if (!store(j, &j->out, j->device_out, 4, shape)) return false;
-    if (j->values->lse && !store(j, &j->lse, j->device_lse, 3, shape)) return false;
+    if (!store(j, &j->out, j->in[IN_Q].header.type, j->device_out, 4, shape)) return false;
+    if (j->values->lse && !store(j, &j->lse, wide_type(j), j->device_lse, 3, shape)) return false;
     if (!save_commit(&j->out, &j->error)) return false;
     return !j->values->lse || save_commit(&j->lse, &j->error);
 }
@@ -301,10 +313,12 @@ static int run(const void *values) {
 const cli_command cli_attend = {
     .name = "attend",
     .summary = "attention on NumPy files",
-    .about = "Files are .npy, C order. All of --q, --k, --v and --bias are float32, or all "
-             "float64; the outputs are of the same type.\n"
-             "An output is written beside its final name and renamed when it is whole.\n"
-             "Example: htransformer attend --q q.npy --k k.npy --v v.npy --out z.npy --causal\n",
+    .about =
+        "Files are .npy, C order. All of --q, --k, --v and --bias are float32, or all "
+        "float64; the outputs are of the same type. With float16 in --q, --k and --v --bias is "
+        "float32, and so is what --lse writes.\n"
+        "An output is written beside its final name and renamed when it is whole.\n"
+        "Example: htransformer attend --q q.npy --k k.npy --v v.npy --out z.npy --causal\n",
     .options = options,
     .values_bytes = sizeof(attend_values),
     .run = run,

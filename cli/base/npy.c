@@ -24,10 +24,9 @@ static const struct {
     const char *descr, *name;
     size_t bytes;
 } types[] = {
-    [NPY_F32] = {"<f4", "float32", 4},
-    [NPY_F64] = {"<f8", "float64", 8},
-    [NPY_U8] = {"|u1", "uint8", 1},
-    [NPY_BOOL] = {"|b1", "bool", 1},
+    [NPY_F32] = {"<f4", "float32", 4}, [NPY_F64] = {"<f8", "float64", 8},
+    [NPY_U8] = {"|u1", "uint8", 1},    [NPY_BOOL] = {"|b1", "bool", 1},
+    [NPY_F16] = {"<f2", "float16", 2},
 };
 #define TYPES ((int)(sizeof types / sizeof types[0]))
 
@@ -106,7 +105,8 @@ static bool parse_descr(cursor *c, npy_header *h) {
                         "%s is big-endian (dtype '%s'); only little-endian files are read", c->name,
                         descr);
     return cli_fail(c->error,
-                    "%s has dtype '%s'; only float32 (<f4), float64 (<f8), uint8 and bool are read",
+                    "%s has dtype '%s'; only float32 (<f4), float64 (<f8), float16 (<f2), uint8 "
+                    "and bool are read",
                     c->name, descr);
 }
 

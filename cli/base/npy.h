@@ -2,8 +2,8 @@
  * NumPy's .npy files: read in a stream, checked before anything is allocated from what they
  * say.
  *
- * Taken are format versions 1 to 3, C order, little-endian float32, float64, and uint8 or
- * bool for masks. All else is refused with one sentence that names the file and the value.
+ * Taken are format versions 1 to 3, C order, little-endian float32, float64, float16, and
+ * uint8 or bool for masks. All else is refused with one sentence that names the file and the value.
  */
 #ifndef CLI_BASE_NPY_H
 #define CLI_BASE_NPY_H
@@ -14,7 +14,7 @@
 
 #define NPY_MAX_DIMS 8
 
-typedef enum npy_type { NPY_F32, NPY_F64, NPY_U8, NPY_BOOL } npy_type;
+typedef enum npy_type { NPY_F32, NPY_F64, NPY_U8, NPY_BOOL, NPY_F16 } npy_type;
 
 typedef struct npy_header {
     npy_type type;

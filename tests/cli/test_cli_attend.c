@@ -56,6 +56,30 @@ static void test_two_rows_by_hand(void **state) {
     }
 }
 
+/* float16 in and out, lse in float32; a bias must be float32. */
+static void test_float16(void **state) {
+    (void)state;
+#define F16(shape) "{'descr': '<f2', 'fortran_order': False, 'shape': " shape ", }\n"
+    const uint16_t zero[2] = {0, 0}, v[2] = {0, 0x4400}; /* 0 and 4 */
+    const float bias[7] = {0};
+    size_t count;
+    npy_raw("q.npy", F16("(1, 2, 1, 1)"), zero, sizeof zero);
+    npy_raw("k.npy", F16("(1, 2, 1, 1)"), zero, sizeof zero);
+    npy_raw("v.npy", F16("(1, 2, 1, 1)"), v, sizeof v);
+    npy_f32("bias.npy", "(7, 1)", bias, 7);
+    program_expect(0, "", "attend " SCALED "--lse lse.npy --bias bias.npy --block 2");
+    uint16_t *z = npy_data("z.npy", "<f2", "(1, 2, 1, 1)", &count);
+    float *lse = npy_data("lse.npy", "<f4", "(1, 2, 1)", &count);
+    assert_int_equal(z[0], 0x4000); /* 2 */
+    assert_int_equal(z[1], 0x4000);
+    assert_true(fabsf(lse[1] - logf(2)) <= 4 * FLT_EPSILON);
+    free(z), free(lse);
+    npy_raw("bias.npy", F16("(7, 1)"), bias, 14);
+    program_expect(1, "bias.npy holds float16; beside float16 a bias is float32",
+                   "attend " SCALED "--bias bias.npy --block 2");
+#undef F16
+}
+
 /* Block 2, 8 rows, causal and first, all scores 0: level 0 covers blocks own and left, the rest are
  * clusters whose v is a sum and whose weight is 2 or 4: everything is a plain mean of the past. */
 static void test_zero_queries_give_the_mean_of_the_past(void **state) {
@@ -318,6 +342,7 @@ static void test_threads_do_not_change_bits(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two_rows_by_hand),
+        cmocka_unit_test(test_float16),
         cmocka_unit_test(test_zero_queries_give_the_mean_of_the_past),
         cmocka_unit_test(test_rotary_by_hand),
         cmocka_unit_test(test_values_of_one_give_one),

@@ -31,11 +31,11 @@ static void write_good(void) {
 static void test_bad_headers(void **state) {
     (void)state;
     static const char *const cases[][2] = {
-        {DICT("'<f2'", "False", "(1, 4, 1, 2)"), "q.npy has dtype '<f2'; only float32"},
+        {DICT("'<i2'", "False", "(1, 4, 1, 2)"), "q.npy has dtype '<i2'; only float32"},
         {DICT("'<i4'", "False", "(1, 4, 1, 2)"), "q.npy has dtype '<i4'"},
         {DICT("'>f4'", "False", "(1, 4, 1, 2)"), "q.npy is big-endian (dtype '>f4')"},
         {DICT("'|u1'", "False", "(1, 4, 4, 2)"),
-         "q.npy holds uint8; --q must be float32 or float64"},
+         "q.npy holds uint8; --q must be float32, float64 or float16"},
         {DICT("[('a', '<f4')]", "False", "(1, 4, 1, 2)"), "q.npy holds records with fields"},
         {DICT("'<f4'", "True", "(1, 4, 1, 2)"), "q.npy is in Fortran order"},
         {DICT("'<f4'", "maybe", "(1, 4, 1, 2)"), "expected True or False, found 'maybe"},
