@@ -226,6 +226,9 @@ DEVICE uint4 scale8(uint4 x, float factor) {
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
+/* What join8 made of 2^level rows, as their mean. */
+DEVICE uint4 mean8(uint4 x, int level) { return HALVING ? x : scale8(x, 1.0f / (1 << level)); }
+
 /* Four rows, of which the first is row 4 * quad of the tile, become two clusters of level 1 and one
  * of level 2, where a warpgroup sees those: level 1 from row -32 to 95, level 2 from -64 to 63. */
 DEVICE void raise_quad(uint32_t mixed, const uint4 x[4], int quad, int ch) {
@@ -234,13 +237,13 @@ DEVICE void raise_quad(uint32_t mixed, const uint4 x[4], int quad, int ch) {
     if (one >= 0 && one < 64) {
         int r = one % 32; /* even, and so is the team's first row: the two are neighbours */
         uint32_t to = mixed + (uint32_t)(one / 32 * MIXED + r) * 128;
-        shared_store4(to + ((ch ^ (r & 7)) << 4), scale8(lo, 0.5f));
-        shared_store4(to + 128 + ((ch ^ ((r + 1) & 7)) << 4), scale8(hi, 0.5f));
+        shared_store4(to + ((ch ^ (r & 7)) << 4), mean8(lo, 1));
+        shared_store4(to + 128 + ((ch ^ ((r + 1) & 7)) << 4), mean8(hi, 1));
     }
     if (two < 32) {
         int r = 32 + two % 16;
         uint32_t to = mixed + (uint32_t)(two / 16 * MIXED + r) * 128;
-        shared_store4(to + ((ch ^ (r & 7)) << 4), scale8(join8(lo, hi), 0.25f));
+        shared_store4(to + ((ch ^ (r & 7)) << 4), mean8(join8(lo, hi), 2));
     }
 }
 
