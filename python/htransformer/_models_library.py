@@ -79,7 +79,8 @@ class Sampling(Structure):
 
 
 class TrainerDesc(Structure):
-    _fields_ = [("size", c_size_t), ("config", c_void_p), ("inference", c_int)]
+    _fields_ = [("size", c_size_t), ("config", c_void_p), ("inference", c_int),
+                ("world", c_void_p)]
 
 
 class Report(Structure):
