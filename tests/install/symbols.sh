@@ -2,7 +2,8 @@
 # symbols.sh NM shared|static LIBRARY HEADER NODE
 # shared: exactly the functions of the header, each in a version NODE_..., and the private ones
 # (hti_), if any, in a version ..._PRIVATE_.... static: the functions of the header, and beside them
-# only hti_ (in C++ names too: what src/cuda shares within itself is not extern "C"), and what the
+# only hti_ (in C++ names too: what src/cuda shares within itself is not extern "C", and what it
+# compiles for two types lies in bf16_kernels or f16_kernels), and what the
 # compiler adds where C++ catches exceptions (DW.ref) and for a named critical section
 # (.gomp_critical).
 set -eu
@@ -30,7 +31,7 @@ for name in $public; do
 done
 others=$(printf '%s\n' "$found" | grep -vx "$public" || true)
 others=$(printf '%s\n' "$others" |
-    grep -v '^hti_\|^DW\.ref\.\|^\.gomp_critical_user_hti_' || true)
+    grep -v '^\(b\{0,1\}f16_kernels::\)\{0,1\}hti_\|^DW\.ref\.\|^\.gomp_critical_user_hti_' || true)
 if [ -n "$others" ]; then
     printf 'not ours to define:\n%s\n' "$others"
     exit 1
