@@ -91,14 +91,18 @@ static __device__ __forceinline__ void look_around(sight<ROLE, CAUSAL, BASE> &s,
 
 /* ---- a tile's own rows ---- */
 
-/* Factors of a level: of the score (log2 units), of ds, of h. */
+/* Factors of a level: of the score (log2 units), of ds, of h; and what m is less. */
 struct level_factors {
-    float f, r, n;
+    float f, r, n, less;
 };
 
+/* HALVING: see backward.cu; dq of mode first is divided by 2^(3 stage), not by its level's 2^l. */
+template <int ROLE>
 static __device__ __forceinline__ level_factors factors_of(const hti_hier_args &a, int level) {
     float r = a.factor[level] * HTI_LN2;
-    return {a.factor[level], r, a.whole[level] * r};
+    if (!HALVING) return {a.factor[level], r, a.whole[level] * r, 0};
+    if (ROLE == DQ && a.query == HT_QUERY_FIRST) r *= (float)(1 << level);
+    return {a.factor[level], r, r, (float)(3 * a.stage + level)};
 }
 
 /* The row of a tile that is row m (0 ... 15) of the products: m and m + 8 are siblings, so that
@@ -178,6 +182,7 @@ weigh8(uint32_t p2[2], uint32_t ds2[2], const tile_rows<LEVEL> &t, uint32_t y, c
     }
     float4 of = make_float4(0, 0, 0, 0);
     if (ROLE == DKV) of = *n;
+    off -= f.less;
     float m[2] = {off + of.x, off + of.z}, h[2] = {f.n * of.y, f.n * of.w};
 #pragma unroll
     for (int hi = 0; hi < t.HALVES; hi++) {
@@ -234,7 +239,7 @@ grad_level(float x[D / 8][4], float v[D / 8][4], uint32_t p2[][2], uint32_t ds2[
     uint32_t y = shared_address(r.x[ROLE == DQ ? K : Q][0]);
     const char *numbers = (const char *)&r.n[0][2 * (lane & 3)];
     int first = LEVEL > 0 && ROLE == DQ && a.query == HT_QUERY_FIRST;
-    level_factors f = factors_of(a, LEVEL);
+    level_factors f = factors_of<ROLE>(a, LEVEL);
     tile_rows<LEVEL> t;
     load_tile<ROLE, LEVEL>(t, r, row, f, a.zero, lane);
 #pragma unroll
@@ -324,11 +329,12 @@ static __device__ __forceinline__ void work_rows(ring &r, const grad_args &args,
     int sequence = begin / steps, step = begin - sequence * steps, g = lane >> 2;
     int has_up = a.stage < a.stages - 1, kept = 1;
     /* the lower eight rows take the gradient of parent 2 * tile, the upper that of the next */
-    uint32_t ones[2];
+    uint32_t ones[2], one = ELEMENT_ONE;
+    if (HALVING && ROLE == DQ && a.query == HT_QUERY_FIRST) one = 0x4800; /* 8: three levels down */
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int alone = ROLE == DQ && a.query == HT_QUERY_FIRST && row_of(g + 8 * h) % 8 > 0;
-        ones[h] = (lane & 3) != tile || alone ? 0 : g < 4 ? ELEMENT_ONE : ELEMENT_ONE << 16;
+        ones[h] = (lane & 3) != tile || alone ? 0 : g < 4 ? one : one << 16;
     }
     lane_places to = {chunk_at(lane & 7, lane >> 3), chunk_at(lane & 7, lane >> 4)};
     rows_wait(r, 0);
@@ -479,7 +485,6 @@ static int describe_all(grad_args *g) {
 
 int hti_hier_grad_takes(const ht_context *ctx, const hti_hier_args &a) {
     int64_t whole = (int64_t)STEP << (3 * a.stage);
-    if (HALVING) return 0; /* not written for it */
     if (hti_cuda_of(ctx)->capability != 90 || a.dim != D || a.local || a.cu || a.key_mask ||
         a.query_mask || a.length % whole != 0)
         return 0;

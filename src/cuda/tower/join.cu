@@ -59,13 +59,15 @@ static __global__ void __launch_bounds__(64) hier_lift(hti_hier_args a) {
         x[j] = 8 * r6 + j < n[1] && !(pick && j) ? from[j * (JOIN_D / 8)] : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int j = 0; j < 8; j++) add_chunk(sum, x[j]);
+    for (int c = 0; !pick && c < 8; c++) sum[c] *= unit_of(3);
     if (r6 < n[2]) *(uint4 *)(tower[2] + (at[2] + r6) * JOIN_D + 8 * ch) = pack8(sum);
     if (a.stages < 4) return;
     for (int c = 0; c < 8; c++) sums[r][8 * ch + c] = sum[c];
     __syncthreads();
     float all = sums[0][threadIdx.x];
     for (int j = 1; j < 8 && !pick; j++) all += sums[j][threadIdx.x];
-    tower[3][(at[3] + blockIdx.y) * JOIN_D + threadIdx.x] = to_element(all);
+    tower[3][(at[3] + blockIdx.y) * JOIN_D + threadIdx.x] =
+        to_element(pick ? all : all * unit_of(3));
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -191,7 +193,7 @@ static __device__ __forceinline__ void attend_all(char *shared, char *stash, uin
         float count[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            count[h] = plain ? 1 : count_of(a, p, r.q, p.first + row + 8 * h);
+            count[h] = plain ? 1 : count_of(a, p, r.q, p.first + row + 8 * h) * unit_of(3);
             load_row<JOIN_D>(q, h, (const element *)(r.q.data + (row + 8 * h) * r.q.step), t,
                              count[h] > 0 && p.first + 16 * warp < p.rows, a.zero);
         }

@@ -155,9 +155,9 @@ static __device__ __forceinline__ void add_scaled(float sum[8], uint4 x, float w
 /* G of a pair, which is also added to that of its quad (smallest m: top). */
 static __device__ __forceinline__ uint4 join_pair(float four[8], uint4 x, uint4 y, float mx,
                                                   float my, float top) {
-    float two[8] = {0, 0, 0, 0, 0, 0, 0, 0}, m = fminf(mx, my), w = weight(top, m);
-    add_scaled(two, x, weight(m, mx));
-    add_scaled(two, y, weight(m, my));
+    float two[8] = {0, 0, 0, 0, 0, 0, 0, 0}, m = fminf(mx, my), w = weight(top, m) * unit_of(1);
+    add_scaled(two, x, weight(m, mx) * unit_of(1));
+    add_scaled(two, y, weight(m, my) * unit_of(1));
 #pragma unroll
     for (int c = 0; c < 8; c++) four[c] += w * two[c];
     return pack8(two);
@@ -175,11 +175,12 @@ static __device__ __forceinline__ void join_quad(uint32_t base, const uint32_t f
     shared_store4(base + to[2], sum ? join8(lo, hi) : lo);
 }
 
-/* m and h of a cluster of two or (b given) four rows. */
-static __device__ __forceinline__ float2 join_numbers(float4 a, float4 b) {
+/* m and h of a cluster of 2^level rows: two or (b given) four. */
+static __device__ __forceinline__ float2 join_numbers(float4 a, float4 b, int level) {
     float m = fminf(fminf(a.x, a.z), fminf(b.x, b.z));
-    return make_float2(m, weight(m, a.x) * a.y + weight(m, a.z) * a.w + weight(m, b.x) * b.y +
-                              weight(m, b.z) * b.w);
+    float h =
+        weight(m, a.x) * a.y + weight(m, a.z) * a.w + weight(m, b.x) * b.y + weight(m, b.z) * b.w;
+    return make_float2(m, h * unit_of(level));
 }
 
 /* Both levels above of step i; each of 128 threads takes a chunk of four rows of all tensors. */
@@ -208,8 +209,8 @@ static __device__ __forceinline__ void raise_step(ring &r, int i, int mean, int 
     shared_store4(base + G * ACROSS + to[1], g1);
     shared_store4(base + G * ACROSS + to[2], pack8(four));
     float2 *up = &r.n[coarse_at(i)][0];
-    if (chunk < 2) up[2 * quad + chunk] = join_numbers(chunk ? hi : lo, none);
-    if (chunk == 2) up[32 + quad] = join_numbers(lo, hi);
+    if (chunk < 2) up[2 * quad + chunk] = join_numbers(chunk ? hi : lo, none, 1);
+    if (chunk == 2) up[32 + quad] = join_numbers(lo, hi, 2);
 }
 
 /* ---- the rows come in ---- */

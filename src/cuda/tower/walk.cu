@@ -472,7 +472,6 @@ static void cut_work(walk_args *g, int processors) {
 
 int hti_walk_takes(const ht_context *ctx, const hti_hier_args &a) {
     const hti_cuda_backend *cuda = hti_cuda_of(ctx);
-    if (HALVING) return 0; /* not written for it */
     /* a build for older devices has nothing in the kernel */
     if (cuda->built_for < 90 || cuda->shared_bytes < WALK_SHARED) return 0;
     return !a.cu && !a.key_mask && !a.query_mask && a.dim == WALK_D;

@@ -217,13 +217,14 @@ static __device__ __forceinline__ float too_much(const float x[][4], const walk_
 #pragma unroll
         for (int e = 2 * h; e < 2 * h + 2; e++) {
             int n = rows_in(c + 2 * t + (e & 1), level, w.length);
-            if (n) much += x[b][e] * (float)((1 << level) - n);
+            if (n) much += x[b][e] * (float)((1 << level) - n) * unit_of(level);
         }
     }
     return much;
 }
 
-/* Scores become weights; m: maximum in log2 units, l: denominator. */
+/* Scores become weights (HALVING: those of 2^level rows); m: maximum in log2 units, l: denominator.
+ */
 template <int MODE>
 static __device__ __forceinline__ void weigh_all(float x[][4], float m[2], float l[2],
                                                  const float factor[3], const walk_tile &w, int t) {
@@ -247,11 +248,11 @@ static __device__ __forceinline__ void weigh_all(float x[][4], float m[2], float
             int level = G::level(b);
 #pragma unroll
             for (int e = 2 * h; e < 2 * h + 2; e++) {
-                x[b][e] = exp2_fast(fmaf(x[b][e], factor[level], -base));
+                x[b][e] = exp2_fast(fmaf(x[b][e], factor[level], HALVING ? level - base : -base));
                 sum[level] += x[b][e];
             }
         }
-        float all = fmaf(4, sum[2], fmaf(2, sum[1], sum[0]));
+        float all = HALVING ? sum[0] + sum[1] + sum[2] : fmaf(4, sum[2], fmaf(2, sum[1], sum[0]));
         if (w.ragged) all -= too_much<MODE>(x, w, h, t);
         all += __shfl_xor_sync(~0u, all, 1);
         all += __shfl_xor_sync(~0u, all, 2);
