@@ -93,13 +93,13 @@ class Cache:
             yield
             return
         import torch
-        from ._torch import current_context
+        from ._torch import current_context, stream_of
         with torch.cuda.device(self._device):
             now = torch.cuda.current_stream()
             if current_context(self._device) is self._context:
                 yield
                 return
-            own = torch.cuda.ExternalStream(self._context.stream)
+            own = stream_of(self._context, self._device)
             own.wait_stream(now)
             yield
             now.wait_stream(own)

@@ -38,6 +38,13 @@ def current_context(device):
     return _plan.context("cuda:%d" % device.index, _current_stream(device) or _LEGACY_STREAM, 0)
 
 
+def stream_of(context, device):
+    """PyTorch's name for the stream of a context."""
+    if context.stream == _LEGACY_STREAM:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(context.stream, device=device)
+
+
 _here = contextlib.nullcontext()
 
 
