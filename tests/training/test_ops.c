@@ -261,8 +261,8 @@ static void models(void **state) {
         "{\"layers\":1,\"width\":40,\"heads\":2,\"vocab\":50,\"length\":90,\"batch\":4,\"task\":"
         "\"pairs\","
         "\"pool\":\"mean\",\"head_hidden\":24,\"attention\":\"full\"}",
-        "{\"layers\":2,\"width\":64,\"heads\":4,\"vocab\":256,\"classes\":10,\"length\":120,"
-        "\"batch\":6,\"format\":\"images\",\"amounts\":1,\"neighbours\":7,\"pad\":1}",
+        ("{\"layers\":2,\"width\":64,\"heads\":4,\"vocab\":256,\"classes\":10,\"length\":120,"
+         "\"batch\":6,\"format\":\"images\",\"amounts\":1,\"neighbours\":7,\"pad\":1}"),
     };
     ht_context *ctx = open_device(*state);
     if (!ctx) skip();
