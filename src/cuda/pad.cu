@@ -109,24 +109,22 @@ static void lay(pad_args *a, hti_attention_call *to, const ht_attention_desc *pa
     to->scratch = at;
 }
 
-ht_status hti_padded_forward(ht_context *ctx, const hti_attention_call *call) {
+static ht_status padded_call(ht_context *ctx, const hti_attention_call *call, int backward) {
     ht_attention_desc padded;
     hti_attention_call inner;
     pad_args a = {};
     hti_pad_desc(&padded, call->desc);
-    lay(&a, &inner, &padded, call, 0);
-    TRY(copy(ctx, a, 0, 3, 0));
-    TRY(hti_cuda_attention_forward(ctx, &inner));
-    return copy(ctx, a, OUT, 1, 1);
+    lay(&a, &inner, &padded, call, backward);
+    TRY(copy(ctx, a, 0, backward ? GRADS : DOUT, 0));
+    TRY(backward ? hti_cuda_attention_backward(ctx, &inner)
+                 : hti_cuda_attention_forward(ctx, &inner));
+    return backward ? copy(ctx, a, GRADS, 3, 1) : copy(ctx, a, OUT, 1, 1);
+}
+
+ht_status hti_padded_forward(ht_context *ctx, const hti_attention_call *call) {
+    return padded_call(ctx, call, 0);
 }
 
 ht_status hti_padded_backward(ht_context *ctx, const hti_attention_call *call) {
-    ht_attention_desc padded;
-    hti_attention_call inner;
-    pad_args a = {};
-    hti_pad_desc(&padded, call->desc);
-    lay(&a, &inner, &padded, call, 1);
-    TRY(copy(ctx, a, 0, 5, 0));
-    TRY(hti_cuda_attention_backward(ctx, &inner));
-    return copy(ctx, a, GRADS, 3, 1);
+    return padded_call(ctx, call, 1);
 }
